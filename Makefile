@@ -15,6 +15,8 @@ OF_THE_PROCESSOR := tests/parity tests/unit/test_torch_ops.py tests/engine/test_
 	$(addprefix features/test_,$(addsuffix .py,models text formats windows attention_on_pages capacity server))
 AVX2_ALONE := KVLAB_CPU_ARCH=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
+unexport PYTHONDONTWRITEBYTECODE # set in many containers: every start would compile all that it imports, half of its time
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run model test test-avx2 test-fast wheel soak sanitize browser features requirements lint format docs docs-serve ui gpu clean
 
@@ -30,10 +32,17 @@ define install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '$(1)'
 endef
 
+# What a run imports, compiled as it is imported: a shell that forbids starts to keep bytecode lets them read it.
+define compile
+$(BIN)/python -c "import kvlab.cli.run, kvlab.lab.run.execute, kvlab.engine.executors.torch, kvlab.lab.figures; \
+from kvlab.lab.tracking.access import import_client; import_client(1); import mlflow.store.tracking.sqlalchemy_store"
+endef
+
 # What runs need takes a quarter of the time that all of it takes.
 $(RUNS): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call install,.[silicon])
+	$(compile)
 	touch $@
 
 $(READY): $(RUNS)

@@ -53,6 +53,7 @@ from features.steps.pacing_steps import *
 from features.steps.page_steps import *
 from features.steps.peer_steps import *
 from features.steps.pool_steps import *
+from features.steps.rank_steps import *
 from features.steps.recorder_steps import *
 from features.steps.recovery_steps import *
 from features.steps.replay_steps import *

@@ -191,6 +191,22 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | order         | steps                                  |
         | fcfs          | a 4; a, p 7; a, p 7; a, p 5; a; a      |
         | prefill_first | a 4; p 8; p 8; p 3, a; a; a; a; a      |
+        | prefill_alone | a 4; p 8; p 8; p 3; a; a; a; a; a      |
+
+    @R29.20
+    Scenario: Prompts wait for more of them while others decode
+      Given the model "qwen3"
+      And scheduling with prefill_wait_steps=2
+      And a server with 64 blocks of 4 tokens
+      And the requests
+        | name | prompt | output |
+        | a    | 4      | 6      |
+      When the server steps once
+      And the requests arrive
+        | name | prompt | output |
+        | p    | 5      | 1      |
+      And the server steps until it has no work
+      Then its steps were "a 4; a; a; a, p 5; a; a"
 
     @R9.4
     Scenario: Five that decode, two in each step, in turn

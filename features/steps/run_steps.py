@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pytest_bdd import given, parsers, then, when
 
 from tests.support.commands import TIMEOUT_S, TINY, Command, Lab
 from tests.support.disk import disk
+from tests.support.forked import Forked
 
 #: Long enough for every request to have several blocks.
 SETTINGS = (
@@ -108,20 +109,25 @@ def run_against(lab: Runner, commands: list[Command], silent_server: str, text: 
     )
 )
 def interrupt(lab: Runner, commands: list[Command], name: str) -> None:
+    commands.append(long_run(lab, lambda process: process.send_signal(getattr(signal, name))))
+
+
+def long_run(lab: Runner, strike: Callable[[Forked], object], *settings: str) -> Command:
+    """A run of minutes that is struck once it produces tokens, at its end."""
     # Requests that arrive for minutes; tokens of the first are there as soon as the steps begin.
     long = "workload=mixed32 workload.rate=2 workload.num_requests=500 model.max_seq_len=1024"
     more = "workload.prompt_len.max=64 workload.output_len.max=400"
     directory = lab.folder()
     # As on a terminal, where a bar shows tokens at once.
-    process = lab.lab.start(*long.split(), *more.split(), directory=directory, FORCE_COLOR="1")
+    process = lab.lab.start(*long.split(), *more.split(), *settings, directory=directory, FORCE_COLOR="1")
     said = ""
     while "tok/s" not in said:
         character = process.stdout.read(1)
         assert character, said
         said += character
-    process.send_signal(getattr(signal, name))
+    strike(process)
     rest = process.finish(TIMEOUT_S)
-    commands.append(Command(process.returncode or 0, said + rest, lab.lab.base / directory, lab.lab.uri))
+    return Command(process.returncode or 0, said + rest, lab.lab.base / directory, lab.lab.uri)
 
 
 @then("the command succeeds")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvlab.cli.settings import help_page, read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, help_page, read_settings, setting, unknown_setting
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError
 
@@ -100,7 +100,7 @@ def test_a_command_ends_with_a_code(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kvlab", *arguments])
     with pytest.raises(SystemExit) as ended:
-        run_command("Page", Settings, lambda given: read_settings(Settings, given)[0].count, bare=False)
+        command("Page", Settings, bare=False, alone=True)(lambda settings: settings.count)()
     shown = capsys.readouterr()
     assert ended.value.code == code
     assert out in shown.out
@@ -108,10 +108,11 @@ def test_a_command_ends_with_a_code(
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: list[str]) -> int:
+    @command("Page", Settings)
+    def interrupted(_settings: Settings, _others: list[str]) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "argv", ["kvlab", "count=3"])
     with pytest.raises(SystemExit) as ended:
-        run_command("Page", Settings, interrupted)
+        interrupted()
     assert ended.value.code == 130

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvlab.config import FrameworkConfig
-from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
+from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.core.step_log import StepLog
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
@@ -63,7 +64,7 @@ def test_steps_at_once_are_those_one_by_one() -> None:
         front_end, taken = FrontEnd(build_engine(plan_engine(config("simulated"))), costs), 0
         repeat = front_end.repeat
 
-        def counted(until_s: float) -> list[StepRecord]:
+        def counted(until_s: float) -> StepLog:
             nonlocal taken
             records = repeat(until_s)
             taken += len(records)

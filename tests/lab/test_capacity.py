@@ -14,7 +14,6 @@ from kvlab.lab.capacity import (
 )
 from kvlab.lab.run import plan as planning
 from kvlab.lab.run.plan import RunPlan, planned_metrics
-from kvlab.planning.memory import weight_bytes
 from tests.support.plans import GIB, composed, planned
 
 
@@ -207,6 +206,7 @@ class TestRunThatDoesNotFit:
         ("attention.prefer=[triton,online_softmax]",),  # the first that works here
         ("executor.kernels=false",),
         ("executor.dtype=float16", "attention.prefer=[cpu]"),  # which does not compute it
+        ("executor.tensor_parallel=2", "executor.threads=1"),
     ],
 )
 def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> None:
@@ -214,7 +214,7 @@ def test_settings_of_a_plan_are_those_of_a_run(overrides: tuple[str, ...]) -> No
     plan, run = planned(*overrides), planning.plan_run(composed(*overrides))
     assert run.computed_by.attention.name == plan.settings.attention
     assert run.working == plan.working
-    assert weight_bytes(run.model, plan.settings) == run.weights
+    assert run.weights == plan.weights
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.core.step_log import StepLog
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun
 from kvlab.lab.explain.changes import counterfactuals
@@ -18,7 +19,6 @@ from kvlab.lab.explain.lives import Cause, DecodeTimes
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.simulation.calibration import Subject

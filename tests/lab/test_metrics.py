@@ -9,10 +9,10 @@ import pytest
 
 from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.requests import latencies_ms
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.progress import RemainingTime
 
@@ -244,29 +244,30 @@ def test_a_run_without_steps_has_no_made_up_figures() -> None:
 
 def test_time_left_learns_what_prefill_and_decode_cost() -> None:
     requests = [Request(f"r{i}", tuple(range(1000)), SamplingParams(max_tokens=501)) for i in range(40)]
-    left = RemainingTime(requests)
-    assert left.seconds(0.0) is None
+    left, log = RemainingTime(requests), StepLog()
+    assert left.seconds(0.0, log) is None
     clock = prefilled = decoded = 0.0
     for running in range(1, 41):  # a prompt a step, while those before decode
         cost = 1000 * 0.001 + (running - 1) * 0.02
-        left.observe(step(clock, clock + cost, prefill_tokens=1000, decode_tokens=running - 1))
+        log.append(step(clock, clock + cost, prefill_tokens=1000, decode_tokens=running - 1))
         clock, prefilled, decoded = clock + cost, prefilled + 1000, decoded + running - 1
     expected = (40_000 - prefilled) * 0.001 + (40 * 500 - decoded) * 0.02
-    assert left.seconds(clock) == pytest.approx(expected, rel=0.2)
+    assert left.seconds(clock, log) == pytest.approx(expected, rel=0.2)
 
 
 def test_time_left_is_not_thrown_by_early_noise() -> None:
     """Steps of much prefill and little decode say next to nothing about what decoding costs."""
     left = RemainingTime([Request(f"r{i}", tuple(range(500)), SamplingParams(max_tokens=101)) for i in range(40)])
-    for decode, seconds in enumerate([10.0, 9.0, 16.0, 12.0]):
-        left.observe(step(0, seconds, prefill_tokens=500, decode_tokens=decode))
+    log = StepLog(
+        step(0, seconds, prefill_tokens=500, decode_tokens=decode)
+        for decode, seconds in enumerate([10.0, 9.0, 16.0, 12.0])
+    )
     per_token = 47 / 2000
-    estimate = left.seconds(47.0)
+    estimate = left.seconds(47.0, log)
     assert estimate is not None
     assert estimate == pytest.approx(36 * 500 * per_token + 3994 * 3 * per_token, rel=0.25)
 
 
 def test_time_left_waits_for_the_last_arrival() -> None:
     left = RemainingTime([Request("r", (1, 2), SamplingParams(max_tokens=2), arrival_s=30.0)])
-    left.observe(step(0, 1, prefill_tokens=2))
-    assert left.seconds(10.0) == pytest.approx(20.0)
+    assert left.seconds(10.0, StepLog([step(0, 1, prefill_tokens=2)])) == pytest.approx(20.0)

@@ -11,6 +11,7 @@ import torch
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.executors.ranks import RankGroup
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.engine.plan import EnginePlan
 from kvlab.kernels.cpu.interface import WeightFormat
@@ -122,6 +123,13 @@ class TestWeights:
         parameters, rotary = loaded_bytes(build_decoder(plan_engine(composed(*overrides))))
         assert plan.weights.parameters == parameters
         assert plan.weights.rotary == rotary
+
+    @pytest.mark.parametrize("name", ["llama_tiny", "qwen2_tiny"])
+    def test_equal_the_tensors_of_all_ranks(self, name: str) -> None:
+        overrides = (f"model={name}", "executor=cpu", "executor.tensor_parallel=2", "executor.threads=1")
+        plan, run = planned(*overrides), plan_engine(composed(*overrides))
+        parts = [loaded_bytes(build_decoder(run, ranks=RankGroup(rank, 2))) for rank in range(2)]
+        assert [sum(each) for each in zip(*parts, strict=True)] == [plan.weights.parameters, plan.weights.rotary]
 
     @pytest.mark.parametrize("packs", [True, False])
     @pytest.mark.parametrize("name", SMALL)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.cli.report import read_options
+from kvlab.cli.settings import read_settings, refuse_settings
 from kvlab.errors import ConfigError, OutputError, RecordError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.drawing import add_figures
@@ -127,7 +127,7 @@ def test_the_baseline_is_chosen_by_name(sweep):
 
 
 def test_the_gate_compares_every_other_group_with_the_baseline(sweep):
-    options, _ = read_options([f"fail_if={THROUGHPUT} < -5%", "fail_if=duration_s > 100"])
+    options, _ = read_settings(ReportOptions, [f"fail_if={THROUGHPUT} < -5%", "fail_if=duration_s > 100"])
     report = build_report([sweep], options)
     assert [finding.violated for finding in report.findings] == [True, False]
     assert report.violated
@@ -193,12 +193,13 @@ def test_a_report_that_cannot_be_written_names_its_file(make, tmp_path):
 
 
 def test_options_are_read_and_mistakes_reported():
-    options, runs = read_options(
-        ["a/b", "c,d", "by=kv.backend,set", "--metrics=[x/y, z]", "force=true", "confidence=99%", "min_effect=2%"]
+    options, runs = read_settings(
+        ReportOptions,
+        ["a/b", "c,d", "by=kv.backend,set", "--metrics=[x/y, z]", "force=true", "confidence=99%", "min_effect=2%"],
     )
     assert (runs, options.by, options.metrics) == (["a/b", "c,d"], ["kv.backend", "set"], ["x/y", "z"])
     assert (options.force, options.confidence, options.min_effect) == (True, 99, 2)
-    assert read_options(["filter=tags.x = 'a=b'"])[0].filter == ["tags.x = 'a=b'"]
+    assert read_settings(ReportOptions, ["filter=tags.x = 'a=b'"])[0].filter == ["tags.x = 'a=b'"]
     for text, said in {
         "basline=x": "did you mean baseline",
         "force=perhaps": "true or false",
@@ -207,7 +208,7 @@ def test_options_are_read_and_mistakes_reported():
         "tracking.timeout_s=0": "more than 0",
     }.items():
         with pytest.raises(ConfigError, match=said):
-            read_options([text])
+            refuse_settings(ReportOptions, read_settings(ReportOptions, [text])[1])
 
 
 @pytest.mark.slow

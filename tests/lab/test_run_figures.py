@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from kvlab.core.step_log import StepLog
 from kvlab.lab import figures
 from kvlab.lab.figures import blocks
 from kvlab.lab.figures.arrival_rate import rate_figure
@@ -17,7 +18,6 @@ from kvlab.lab.figures.points import THROUGHPUT, sweep_points
 from kvlab.lab.figures.service_levels import service_level_figure
 from kvlab.lab.results.recording import draw_figures
 from kvlab.lab.results.records import RunRecord, read_run, step_table
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run
 from tests.support.drawn import png

@@ -220,6 +220,8 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
         (["-m", "repeats=1,2"], "repeats=1,2: is one for a whole sweep"),
         (["repeats=2", "repeat=1"], "repeat=1: repeats=2 counts them itself"),
         (["repeats=0"], "repeats=0: must be a number, at least 1"),
+        (["-m", "hydra.sweeper.within_s=-1"], "hydra.sweeper.within_s=-1: must be more than 0 seconds; null sets"),
+        (["-m", "hydra.sweeper.within_s=nan"], "hydra.sweeper.within_s=nan: must be more than 0"),
         (["-m", "kv.num_blocks=interval(1,9)"], "kv.num_blocks=interval(1,9): has no end of values"),
         (["-m", "hydra/sweeper=basic", "kv.num_blocks=8,9"], "hydra/sweeper=basic: a sweep needs kvlab's own"),
         (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'hydra-joblib-launcher"),

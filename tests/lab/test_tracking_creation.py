@@ -153,6 +153,19 @@ def test_a_link_keeps_pointing_at_its_store(tmp_path: Path, fill: list[Path]) ->
     assert {path.name for path in target.parent.iterdir()} == {"store.db", "store.db.lock"}
 
 
+def test_a_store_is_synced_once_as_it_is_made_and_at_each_step_after(tmp_path: Path) -> None:
+    found: set[tuple[str, int]] = set()
+
+    def listener(connection: sqlite3.Connection, *_: object) -> None:
+        _, _, file = connection.execute("PRAGMA database_list").fetchone()
+        found.add((Path(file).name.partition("-")[0], *connection.execute("PRAGMA synchronous").fetchone()))
+
+    event.listen(Engine, "checkout", listener)
+    start(tmp_path).finish(RunStatus.FINISHED)
+    event.remove(Engine, "checkout", listener)
+    assert found == {("mlflow.db.making", 0), ("mlflow.db", 2)}
+
+
 def test_a_store_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         write(path, *tables("experiments"))
@@ -209,9 +222,14 @@ def test_a_store_that_mlflow_alone_left_half_made_is_a_sentence(tmp_path: Path) 
             (tmp_path / str(number)).mkdir()
             shutil.copy(growing, tmp_path / str(number) / "mlflow.db")
 
+    def do_not_sync(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", do_not_sync)
     event.listen(Engine, "before_cursor_execute", listener)
     MlflowClient(tracking_uri=f"sqlite:///{growing}")
     event.remove(Engine, "before_cursor_execute", listener)
+    event.remove(Engine, "connect", do_not_sync)
     for number in cut_at:
         store = tmp_path / str(number) / "mlflow.db"
         with pytest.raises(TrackingError) as raised:

@@ -13,10 +13,12 @@ from optuna.trial import TrialState
 
 import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
-from kvlab.cli.tune import read_arguments
+from kvlab.cli.settings import read_settings
+from kvlab.cli.tune import check
 from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
+from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import Measured, best_trial, counted, open_study, search
 from kvlab.lab.campaigns.tune.trials import Ended, Trials
@@ -284,7 +286,7 @@ def test_an_interrupted_search_for_a_rate_concludes_nothing(
 )
 def test_a_question_that_cannot_be_asked_is_refused_by_its_key(arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_arguments(arguments)
+        check(*read_settings(TuneSettings, arguments))
     assert words in str(refused.value)
 
 

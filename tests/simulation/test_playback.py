@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvlab.config import EngineConfig
+from kvlab.core.step_log import StepLog
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError, PlaybackError
 from kvlab.lab.results.artifacts import write_artifacts
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.playback import Playback
 from kvlab.simulation.recording_files import read_recording

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.simulation.tables import MeasuredTables
-from kvlab.simulation.timings.silicon import SiliconTiming, _rounded
+from kvlab.simulation.timings.silicon import SiliconTiming, _all_rounded, _rounded
 from tests.simulation.test_roofline import counts, windowed
 from tests.support.plans import composed
 
@@ -63,8 +65,12 @@ def test_more_rows_longer_contexts_and_more_cached_take_no_less(timing: SiliconT
     assert prefixes == sorted(prefixes)
 
 
+def decoding_s(timing: SiliconTiming, contexts: NDArray[np.int64]) -> float:
+    return timing._decoding_s(contexts[None])[0]
+
+
 def test_ragged_batches(timing: SiliconTiming) -> None:
-    decode, prefill = timing._decoding_s, timing._prefilling_s
+    decode, prefill = partial(decoding_s, timing), timing._prefilling_s
     assert decode(counts(*[500, 1500] * 32)) == decode(counts(*[1000] * 64))
     assert decode(counts(*[100] * 7, 30_000)) >= decode(counts(30_000))  # the longest is one sequence's alone
     alike = prefill([256, 256], [0, 0]), prefill([512, 512], [0, 0])
@@ -80,8 +86,8 @@ def test_ragged_batches(timing: SiliconTiming) -> None:
 def test_a_window_limits_what_its_layers_attend_to(tables: MeasuredTables) -> None:
     model = qwen3()
     full, narrow = (timed(tables, windowed(model, *[window] * model.num_layers)) for window in (None, 512))
-    assert narrow._decoding_s(counts(8000)) == full._decoding_s(counts(512))
-    assert narrow._decoding_s(counts(300)) == full._decoding_s(counts(300))
+    assert decoding_s(narrow, counts(8000)) == decoding_s(full, counts(512))
+    assert decoding_s(narrow, counts(300)) == decoding_s(full, counts(300))
     assert narrow._prefilling_s([300], [100]) == full._prefilling_s([300], [100])
     pieces = narrow._prefilling_s([1024], [0])
     assert pieces == pytest.approx(full._prefilling_s([512, 512], [0, 511]))
@@ -114,6 +120,13 @@ def test_rounding_keeps_seven_bits() -> None:
         1000,
     ]
     assert all(abs(_rounded(count) - count) <= count / 128 for count in range(1, 20_000, 7))
+    assert _all_rounded(np.arange(70_000)).tolist() == [_rounded(count) for count in range(70_000)]
+
+
+def test_steps_at_once_take_what_each_takes(tables: MeasuredTables) -> None:
+    timing = timed(tables, windowed(qwen3(), *[None, 512] * 32))
+    new, lengths = counts(1, 1, 300, 1), counts(700, 9001, 1300, 20) + counts(1, 1, 300, 1) * np.arange(40)[:, None]
+    assert timing.run_s(new, lengths, 3) == [timing.device_s(new, row, 3) for row in lengths]
 
 
 @pytest.mark.usefixtures("tables")

@@ -251,7 +251,7 @@ class TestMeasured:
         groups = ("executor.attention_data_parallel=8", "executor.expert_parallel=8", "framework=trtllm")
         timing = self.timing("model=deepseek_v3", *groups)
         even = timing.device_s(np.full(16, 1), np.full(16, 1000), 16)
-        own = timing._group_s(np.full(2, 1), np.full(2, 1000), 2)
+        own = timing._group_s(np.full(2, 1), np.full((1, 2), 1000), 2)[0]
         assert even == pytest.approx(own + timing._experts_s(16))
         lengths = np.full(16, 1000)
         lengths[3] = 16_000

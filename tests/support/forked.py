@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -19,8 +20,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = [
-    *(f"kvlab.cli.{name}" for name in ("points", "run", "search", "sweep")),
-    *(f"kvlab.lab.{name}" for name in ("execute", "sweep.sweep", "tracking")),
+    *(f"kvlab.cli.{name}" for name in ("run", "sweep_points", "tune")),
+    *(
+        f"kvlab.lab.{name}"
+        for name in ("campaigns.sweep.sweep", "campaigns.tune.search", "run.execute", "tracking")
+    ),
+    *("kvlab.engine.executors.torch", "kvlab.lab.results.quality", "pandas"),
     *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "tests.support.killer"),
 ]
 # What an interpreter does at its end and multiprocessing leaves out: pools of processes are closed in it.
@@ -73,6 +78,8 @@ class Forked:
 
 @cache
 def _context() -> ForkServerContext:
+    for name in _IMPORTED:  # the server goes on without one that it cannot import
+        import_module(name)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     with pytest.MonkeyPatch.context() as patch:

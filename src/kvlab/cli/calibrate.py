@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, refuse_settings, setting
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def find_runs(names: list[str]) -> list[Path]:
     """The directories of the runs that are named; a sweep is all of its runs. Raises ConfigError."""
     from kvlab.cli.roofline import find_run
 
-    found: list[Path] = []
+    directories: list[Path] = []
     for name in names:
         points = [file.parent for file in sorted(Path(name).glob("*/summary.json"))]
-        found += points if points and not (Path(name) / "summary.json").is_file() else [find_run(name)]
-    return list(dict.fromkeys(found))
+        directories += points if points and not (Path(name) / "summary.json").is_file() else [find_run(name)]
+    return list(dict.fromkeys(directories))
 
 
 def read_real_run(directory: Path) -> RealRun:
@@ -75,14 +75,11 @@ def read_real_run(directory: Path) -> RealRun:
 
 def show(fit: Fit, console: Terminal) -> None:
     """Print the coefficients and the errors."""
-    from rich.table import Table
-
+    from kvlab.lab.results.tables import new_table
     from kvlab.simulation.work import TERMS
 
     calibration = fit.calibration
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in ("one", "takes, us", "95 % interval", "of the time"):
-        table.add_column(name, justify="left" if name == "one" else "right", no_wrap=name != "one")
+    table = new_table("one", "takes, us", "95 % interval", "of the time")
     for term in TERMS:
         scale = 1e6 * term.per
         value, (low, high) = calibration.coefficients[term.name], fit.intervals[term.name]
@@ -94,15 +91,13 @@ def show(fit: Fit, console: Terminal) -> None:
         )
     table.add_row("wait for the next step", f"{calibration.between_s * 1e6:,.1f}", "", "")
     console.print(
-        f"{calibration.subject} on {calibration.machine}, threads: {calibration.threads}; {fit.steps:,} steps\n",
-        highlight=False,
+        f"{calibration.subject} on {calibration.machine}, threads: {calibration.threads}; {fit.steps:,} steps\n"
     )
     console.print(table)
     for name, errors in (("where it was fitted", fit.residuals), (f"held out, {fit.parts}", fit.held_out)):
         console.print(
             f"{name}: a step is off by {100 * errors.median:.1f} % in the median, {100 * errors.p90:.1f} % at p90; "
-            f"all together by {100 * errors.total:+.1f} %",
-            highlight=False,
+            f"all together by {100 * errors.total:+.1f} %"
         )
 
 
@@ -121,21 +116,19 @@ def _repeated_share(runs: list[RealRun], console: Terminal) -> float:
     said = "no run has sequences that share blocks: a token that another sequence has read takes"
     model = first.model
     if first.machine != describe("cpu") or not first.kernels.startswith("cpu, native"):
-        console.print(f"{said} as long as any other", highlight=False)
+        console.print(f"{said} as long as any other")
         return 1.0
     torch.set_num_threads(first.threads)
     if crowded := oversubscription(first.threads, CpuWatch().busy_cores()):
         print_note(console, crowded)
     share = repeated_share(model.num_heads, model.num_kv_heads, model.head_dim, first.subject.dtype)
-    console.print(f"{said} {100 * share:.0f} % of the time of others, as measured just now", highlight=False)
+    console.print(f"{said} {100 * share:.0f} % of the time of others, as measured just now")
     return share
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, names = read_settings(CalibrateSettings, arguments)
-    for name in names:
-        if "=" in name and not Path(name).exists():
-            raise unknown_setting(CalibrateSettings, name)
+@command(__doc__, CalibrateSettings, bare=False)
+def main(settings: CalibrateSettings, names: list[str]) -> int:
+    refuse_settings(CalibrateSettings, names)
     if not names:
         raise ConfigError("runs", None, "name directories of recorded runs: kvlab calibrate outputs/a outputs/b")
     from kvlab.lab.calibrate import calibrate, check
@@ -148,10 +141,5 @@ def _answer(arguments: list[str]) -> int:
     show(fit, console)
     write_text(Path(settings.output), fit.calibration.text())
     chosen = f"executor.timing=fitted executor.timing_path={settings.output}"
-    console.print(f"written to {settings.output}: {chosen}", highlight=False, soft_wrap=True)
+    console.print(f"written to {settings.output}: {chosen}", soft_wrap=True)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, CalibrateSettings, _answer, bare=False)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting
-from kvlab.config import RunConfig, parse_bytes
+from kvlab.cli.settings import command, setting
+from kvlab.config import parse_bytes
 from kvlab.errors import ConfigError
 from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
@@ -34,7 +34,7 @@ class CapacitySettings:
     memory: str | None = setting(
         None, "of the device, for weights, cache and working memory; else what this machine has free", "SIZE"
     )
-    tensor_parallel: int | None = setting(None, "with hardware=: devices, short for executor.tensor_parallel", "N")
+    tensor_parallel: int | None = setting(None, "devices or, without hardware=, processes; short for executor.tensor_parallel", "N")
     lengths: list[int] = setting(
         [], "mean lengths in tokens; 256, doubled up to model.max_seq_len, unless given", "N,N"
     )
@@ -75,15 +75,9 @@ def _checkpoint(path: Path, name: str) -> list[str]:
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 
-def compose_config(overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a run with these settings. Raises ConfigError with Hydra's reason."""
-    from kvlab.cli.compose import compose_one
-
-    return compose_one(overrides, "the planner")
-
-
 def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     """Compute every figure. Raises a KvlabError."""
+    from kvlab.cli.compose import compose_one
     from kvlab.lab.capacity import plan_capacity
     from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
@@ -94,7 +88,7 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
         if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
-    config = compose_config(chosen)
+    config = compose_one(chosen, "the planner")
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
@@ -113,7 +107,7 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
     return plan_capacity(config, device=device, memory=memory, lengths=settings.lengths or None)
 
 
-def show(found: CapacityPlan) -> None:
+def show(plan: CapacityPlan) -> None:
     """Print the figures."""
     from rich.table import Column, Table
 
@@ -122,31 +116,25 @@ def show(found: CapacityPlan) -> None:
 
     console = Terminal()
     console.print(
-        marked("[bold]{}[/]: ", found.name),
-        f"{model_line(found)}\n",
+        marked("[bold]{}[/]: ", plan.name),
+        f"{model_line(plan)}\n",
         sep="",
-        highlight=False,
     )
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
-    for line in capacity_lines(found):
+    for line in capacity_lines(plan):
         lines.add_row(*line)
     console.print(lines)
     console.print()
-    console.print(capacity_table(found))
-    for note in closing_notes(found):
-        console.print(note, style="dim", highlight=False)
+    console.print(capacity_table(plan))
+    for note in closing_notes(plan):
+        console.print(note, style="dim")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, overrides = read_settings(CapacitySettings, arguments)
-    found = plan(settings, overrides)
+@command(__doc__, CapacitySettings)
+def main(settings: CapacitySettings, overrides: list[str]) -> int:
+    planned = plan(settings, overrides)
     if settings.json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(planned.as_dict(), indent=2))
     else:
-        show(found)
+        show(planned)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, CapacitySettings, _answer)

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from kvlab.cli.generate import write
-from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.cli.settings import command, setting
 from kvlab.cli.talk_settings import MAX_TOKENS, sampling_of, split, talking_config
 from kvlab.errors import ConfigError, KvlabError
 
@@ -31,8 +31,8 @@ class ChatSettings:
     temperature: float = setting(0.0, "of sampling; 0: greedy", "X")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(ChatSettings, arguments)
+@command(__doc__, ChatSettings)
+def main(settings: ChatSettings, others: list[str]) -> int:
     overrides, words = split(others)
     if words:
         raise ConfigError("chat", words, f'takes settings alone; ask once with kvlab generate "{words}"')
@@ -80,8 +80,3 @@ def _next_message() -> str | None:
     if not sys.stdin.isatty():
         print(text, flush=True)
     return text
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ChatSettings, _answer)

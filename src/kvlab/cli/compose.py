@@ -111,6 +111,9 @@ def _environment(name: str, *default: Any) -> str | None:
 
 
 _taken: list[str] = []
+_NO_TEXT = re.compile(
+    "[\0\ud800-\udfff]"
+)  # halves of surrogate pairs are what Python makes of bytes that are no UTF-8
 # What conf/run.yaml refers to, so that no YAML names a Python object.
 ConfigStore.instance().store(name="schema", node=RunConfig)
 OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
@@ -134,7 +137,7 @@ def _checked(run: DictConfig) -> RunConfig:
         load_plugins(run.plugins)
         config = cast(RunConfig, OmegaConf.to_object(run))
     for key, value in flatten(asdict(config)).items():
-        if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_unicode(value))):
+        if isinstance(value, str) and _NO_TEXT.search(value):
             raise ConfigError(key, value, "is no text: files and tracking stores could not keep it")
     return config
 
@@ -164,11 +167,6 @@ def _check_keys(node: DictConfig, prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{key}", value, f"unknown; {hint}known: {', '.join(known)}")
         if isinstance(value, dict):
             _check_keys(node[key], f"{prefix}{key}.")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which is what Python makes of bytes that are no UTF-8."""
-    return not re.search("[\ud800-\udfff]", text)
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

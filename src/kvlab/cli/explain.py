@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting, unknown_setting
 from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rich.table import Table
 
     from kvlab.lab.explain.changes import Change
     from kvlab.lab.explain.lives import Key, Life
@@ -65,12 +63,12 @@ def _explained_trace(settings: ExplainSettings, overrides: list[str], console: T
     workload = ["workload=recorded", f"workload.path={settings.trace}", "figures=false", "tracking=off"]
     config, wanted = compose_one([*workload, *overrides], "explain"), settings.request
     with console.status("simulating the trace"):
-        found = explain_trace(config, [] if wanted is None else [wanted])
-    if wanted is not None and (wanted, 0) not in found.lives:
-        some = ", ".join(name for name, _ in list(found.lives)[:3])
-        text = f"is none of the {len(found.lives):,} requests of which the trace says how long they took, such as "
+        told = explain_trace(config, [] if wanted is None else [wanted])
+    if wanted is not None and (wanted, 0) not in told.lives:
+        some = ", ".join(name for name, _ in list(told.lives)[:3])
+        text = f"is none of the {len(told.lives):,} requests of which the trace says how long they took, such as "
         raise ConfigError("request", wanted, text + some)
-    return found
+    return told
 
 
 def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
@@ -98,7 +96,7 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
         )
 
 
-def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key]) -> tuple[Explanation | None, str]:
+def _resimulated(told: Explanation, settings: ExplainSettings, keys: list[Key]) -> tuple[Explanation | None, str]:
     """A run that computed its steps, simulated by their times, and how far off that is; None where it is too far
     or cannot be.
     """
@@ -107,7 +105,7 @@ def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key])
     from kvlab.lab.explain.fitted import resimulate
 
     try:
-        again = resimulate(found, read_real_run(find_run(str(settings.run))), keys)
+        again = resimulate(told, read_real_run(find_run(str(settings.run))), keys)
     except ConfigError as error:
         return None, f"what would have helped is not known: {error}"
     if not again.agrees:
@@ -115,20 +113,13 @@ def _resimulated(found: Explanation, settings: ExplainSettings, keys: list[Key])
     return again.explanation, again.error
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
 def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: int = 1) -> None:
     """Terms with their shares, the longest first."""
+    from kvlab.lab.results.tables import new_table
+
     whole = sum(terms.values())
     seconds = whole / per >= _MOST_MS
-    table, per = _table(unit, "s" if seconds else "ms", "%"), per * (1000 if seconds else 1)
+    table, per = new_table(unit, "s" if seconds else "ms", "%", no_wrap=True), per * (1000 if seconds else 1)
     for name, value in terms.items():
         if whole and abs(value / whole) >= _LEAST_SHOWN:
             table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
@@ -136,48 +127,49 @@ def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: i
     console.print(table)
 
 
-def _show_all(found: Explanation, slowest: int, console: Terminal) -> None:
+def _show_all(told: Explanation, slowest: int, console: Terminal) -> None:
     """All requests, and the slowest."""
-    count = len(found.lives)
-    console.print(f"{count:,} requests on {found.plan.machine}; of a request, in the mean:\n", highlight=False)
-    _show_terms(found.terms_ms(), console, "its time went into", max(count, 1))
-    tokens = found.prompt_tokens()
+    count = len(told.lives)
+    console.print(f"{count:,} requests on {told.plan.machine}; of a request, in the mean:\n")
+    _show_terms(told.terms_ms(), console, "its time went into", max(count, 1))
+    tokens = told.prompt_tokens()
     whole = sum(tokens.values())
     parts = (f"{100 * number / whole:.1f} % {reason}" for reason, number in tokens.items())
-    console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts), highlight=False)
-    keys = found.slowest(slowest)
+    console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts))
+    keys = told.slowest(slowest)
     if not keys:
         return
-    table = _table("slowest", "ms")
+    from kvlab.lab.results.tables import new_table
+
+    table = new_table("slowest", "ms", no_wrap=True)
     table.add_column("mostly")
     for key in keys:
-        terms = sorted(found.terms_of(key).items(), key=lambda term: -term[1])[:2]
+        terms = sorted(told.terms_of(key).items(), key=lambda term: -term[1])[:2]
         mostly = "; ".join(f"{cause} {value:,.0f}" for cause, value in terms)
-        table.add_row(found.records[key].name, f"{found.latency_ms(key):,.0f}", mostly)
+        table.add_row(told.records[key].name, f"{told.latency_ms(key):,.0f}", mostly)
     console.print()
     console.print(table)
-    name = found.records[keys[0]].request_id
-    console.print(f"one of them, and what would have helped: request={name}", highlight=False)
+    name = told.records[keys[0]].request_id
+    console.print(f"one of them, and what would have helped: request={name}")
 
 
-def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
+def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
     """One request's terms, and its prompt."""
-    record, life = found.records[key], found.lives[key]
+    record, life = told.records[key], told.lives[key]
     output = len(record.output_token_ids)
     console.print(
         f"{record.name}: {record.prompt_tokens:,} tokens in, {output:,} out, came at {record.arrival_s:,.3f} s "
-        f"with {life.before:,} before it in the queue\n",
-        highlight=False,
+        f"with {life.before:,} before it in the queue\n"
     )
-    _show_terms(found.terms_of(key), console, "from arrival to end")
-    first_ms = found.first_token_ms(key)
+    _show_terms(told.terms_of(key), console, "from arrival to end")
+    first_ms = told.first_token_ms(key)
     if record.first_token_s is not None and first_ms is not None:
-        terms = found.terms_of(key, record.first_token_s)
+        terms = told.terms_of(key, record.first_token_s)
         parts = (f"{cause} {value:,.1f}" for cause, value in terms.items() if abs(value) >= 0.05)
-        console.print(f"\nfirst token after {first_ms:,.1f} ms: " + "; ".join(parts), highlight=False)
+        console.print(f"\nfirst token after {first_ms:,.1f} ms: " + "; ".join(parts))
     if life.holders:
-        _show_holders(found, life, console)
-    prompt = found.prompts.get((key[0], 0))
+        _show_holders(told, life, console)
+    prompt = told.prompts.get((key[0], 0))
     if prompt is None:
         return
     parts = (f"{number:,} {reason}" for reason, number in prompt.tokens.items())
@@ -188,20 +180,22 @@ def _show_one(found: Explanation, key: Key, console: Terminal) -> None:
         ago, by = prompt.at_s - prompt.eviction.at_s, prompt.eviction.by
         whom = f" in a step that computed the prompt of {by[0]}" if by else ""
         said += f". Evicted {ago:,.3f} s before{whom}"
-    console.print(said, highlight=False)
+    console.print(said)
 
 
-def _show_holders(found: Explanation, life: Life, console: Terminal) -> None:
+def _show_holders(told: Explanation, life: Life, console: Terminal) -> None:
     whole = life.holders.total()
     parts = (
-        f"{found.records[key].name if key in found.records else key[0]} {100 * share / whole:.0f} %"
+        f"{told.records[key].name if key in told.records else key[0]} {100 * share / whole:.0f} %"
         for key, share in life.holders.most_common(_MOST_HOLDERS)
     )
-    console.print(f"the blocks it waited for were held by {', '.join(parts)}", highlight=False)
+    console.print(f"the blocks it waited for were held by {', '.join(parts)}")
 
 
 def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
-    table = _table("ms, simulated", name, "saved", "all", "saved", "p99")
+    from kvlab.lab.results.tables import new_table
+
+    table = new_table("ms, simulated", name, "saved", "all", "saved", "p99", no_wrap=True)
     base = changes[0]
     for change in changes:
         row = [change.settings or change.what]
@@ -215,31 +209,31 @@ def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
     console.print(table)
 
 
-def _as_json(found: Explanation, keys: list[Key], changes: list[Change]) -> dict[str, Any]:
+def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[str, Any]:
     from dataclasses import asdict
 
     requests = []
     for key in keys:
-        prompt = found.prompts.get(key)
+        prompt = told.prompts.get(key)
         requests.append(
             {
                 "request_id": key[0],
                 "sample": key[1],
-                "e2el_ms": found.latency_ms(key),
-                "terms_ms": {cause.name.lower(): value for cause, value in found.terms_of(key).items()},
+                "e2el_ms": told.latency_ms(key),
+                "terms_ms": {cause.name.lower(): value for cause, value in told.terms_of(key).items()},
                 "prompt_tokens": {r.name.lower(): n for r, n in prompt.tokens.items()} if prompt else None,
             }
         )
     return {
-        "terms_ms": {cause.name.lower(): value for cause, value in found.terms_ms().items()},
-        "prompt_tokens": {reason.name.lower(): number for reason, number in found.prompt_tokens().items()},
+        "terms_ms": {cause.name.lower(): value for cause, value in told.terms_ms().items()},
+        "prompt_tokens": {reason.name.lower(): number for reason, number in told.prompt_tokens().items()},
         "requests": requests,
         "changes": [asdict(change) for change in changes],
     }
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(ExplainSettings, arguments)
+@command(__doc__, ExplainSettings, bare=False)
+def main(settings: ExplainSettings, others: list[str]) -> int:
     if others and settings.trace is None:
         raise unknown_setting(ExplainSettings, others[0])
     if settings.trace is not None and settings.run is not None:
@@ -248,44 +242,38 @@ def _answer(arguments: list[str]) -> int:
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)
-    found: Explanation
+    told: Explanation
     if settings.trace is not None:
-        found = compared = _explained_trace(settings, others, console)
-        console.print(f"{settings.trace}: {compared.agreement}\n", highlight=False)
+        told = compared = _explained_trace(settings, others, console)
+        console.print(f"{settings.trace}: {compared.agreement}\n")
     else:
-        found = _explained(settings, console)
-    keys = [key for key in found.lives if key[0] == settings.request]
+        told = _explained(settings, console)
+    keys = [key for key in told.lives if key[0] == settings.request]
     changes: list[Change] = []
     remark = ""
     if keys and settings.changes:
         with console.status("simulating what would have helped") as status:
-            base, remark = (found, "") if found.is_simulated else _resimulated(found, settings, keys)
+            base, remark = (told, "") if told.is_simulated else _resimulated(told, settings, keys)
             if base is not None:
                 changes = counterfactuals(base, keys, lambda what: status.update(f"simulating: {what}"))
     if settings.json:
-        shown = keys if settings.request else found.slowest(len(found.lives))
-        print(json.dumps(_as_json(found, shown, changes) | {"simulation": remark or None}, indent=2))
+        shown = keys if settings.request else told.slowest(len(told.lives))
+        print(json.dumps(_as_json(told, shown, changes) | {"simulation": remark or None}, indent=2))
     elif keys:
         for key in keys:
-            _show_one(found, key, console)
+            _show_one(told, key, console)
         if remark:
-            console.print(f"\n{remark}", style="dim", highlight=False)
+            console.print(f"\n{remark}", style="dim")
         if changes:
             _show_changes(changes, keys[0][0], console)
     else:
-        _show_all(found, settings.slowest, console)
+        _show_all(told, settings.slowest, console)
     if settings.figure is not None:
+        from kvlab.lab.figures import save_figure
         from kvlab.lab.figures.prompt_reasons import prompt_reasons_figure
         from kvlab.lab.figures.request_terms import request_terms_figure
-        from kvlab.lab.files import replacing
 
-        drawn = request_terms_figure(found, keys) if keys else prompt_reasons_figure(found)
-        with replacing(Path(settings.figure)) as own:
-            drawn.savefig(own)
-        console.print(f"picture: {settings.figure}", highlight=False)
+        drawn = request_terms_figure(told, keys) if keys else prompt_reasons_figure(told)
+        save_figure(drawn, Path(settings.figure))
+        console.print(f"picture: {settings.figure}")
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ExplainSettings, _answer, bare=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, refuse_settings, setting
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
@@ -25,13 +25,12 @@ class ExportSettings:
     format: str | None = setting(None, "of a trace: azure, burstgpt, mooncake or timed_trace", "NAME")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, names = read_settings(ExportSettings, arguments)
+@command(__doc__, ExportSettings, bare=False)
+def main(settings: ExportSettings, names: list[str]) -> int:
     if len(names) != 1:
         raise ConfigError("run", " ".join(names) or None, "name one run: kvlab export outputs/... to=report.yaml")
     (name,) = names
-    if "=" in name and not Path(name).exists():
-        raise unknown_setting(ExportSettings, name)
+    refuse_settings(ExportSettings, names)
     if settings.format is not None or Path(name).is_file():
         _export_trace(name, settings)
     else:
@@ -66,8 +65,3 @@ def _export_trace(name: str, settings: ExportSettings) -> None:
     if done.refused:
         print(f"  {done.refused:,} that the server refused are left out")
     print(f"written: {settings.to}")
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ExportSettings, _answer, bare=False)

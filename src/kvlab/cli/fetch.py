@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.cli.settings import read_settings, run_command
+from kvlab.cli.settings import command
 from kvlab.errors import ConfigError
 
 
@@ -21,8 +21,8 @@ class FetchSettings:
     """It takes none."""
 
 
-def _answer(arguments: list[str]) -> int:
-    _, names = read_settings(FetchSettings, arguments)
+@command(__doc__, FetchSettings, bare=False)
+def main(settings: FetchSettings, names: list[str]) -> int:
     # Imported this late so that --help answers at once.
     from kvlab.config import format_bytes
     from kvlab.lab.fetch import fetch_from_hub, fetch_published, keep_tokenizer
@@ -44,8 +44,3 @@ def _answer(arguments: list[str]) -> int:
         print(f"talk to it: kvlab chat model={published.choice}")
         print(f"its tokenizer, for load tools and evaluations: {keep_tokenizer(file)}")
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, FetchSettings, _answer, bare=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.cli.settings import command, setting
 from kvlab.cli.talk_settings import MAX_TOKENS, sampling_of, split, talking_config
 from kvlab.errors import ConfigError
 
@@ -30,8 +30,8 @@ class GenerateSettings:
     temperature: float = setting(0.0, "of sampling; 0: greedy", "X")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(GenerateSettings, arguments)
+@command(__doc__, GenerateSettings)
+def main(settings: GenerateSettings, others: list[str]) -> int:
     overrides, words = split(others)
     config = talking_config(overrides, "an answer")
     sampling = sampling_of(settings.max_tokens, settings.temperature, config.seed)
@@ -66,8 +66,3 @@ def write(text: str) -> None:
     if text:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, GenerateSettings, _answer)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
@@ -58,8 +58,8 @@ class ImportSettings:
             one_of("unit", self.unit, _UNITS)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, files = read_settings(ImportSettings, arguments)
+@command(__doc__, ImportSettings, bare=False)
+def main(settings: ImportSettings, files: list[str]) -> int:
     if len(files) != 1:
         raise ConfigError("file", " ".join(files) or "none", "name one file to import")
     # Imported this late so that --help answers at once.
@@ -69,13 +69,8 @@ def _answer(arguments: list[str]) -> int:
     return 0
 
 
-def _said(found: Imported, file: str) -> str:
+def _said(imported: Imported, file: str) -> str:
     """What was imported, what is not known of it, and what can be done with it."""
-    lines = [f"{file}: {found.what}, {found.facts}", *(f"  {text}" for text in found.unknown)]
-    lines += [f"written: {found.path}", f"run it: {found.command}"]
+    lines = [f"{file}: {imported.what}, {imported.facts}", *(f"  {text}" for text in imported.unknown)]
+    lines += [f"written: {imported.path}", f"run it: {imported.command}"]
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ImportSettings, _answer, bare=False)

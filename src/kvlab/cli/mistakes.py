@@ -29,10 +29,10 @@ def explained(overrides: Sequence[str] | Callable[[], Sequence[str]]) -> Iterato
     try:
         yield
     except Exception as error:
-        found = mistake(error, overrides() if callable(overrides) else overrides)
-        if found is None or found is error:
+        mistaken = mistake(error, overrides() if callable(overrides) else overrides)
+        if mistaken is None or mistaken is error:
             raise
-        raise found from error
+        raise mistaken from error
 
 
 def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None:
@@ -40,9 +40,9 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    for each in chain:
-        if isinstance(each, KvlabError):
-            return each
+    for raised in chain:
+        if isinstance(raised, KvlabError):
+            return raised
     modules = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     if next((name for name in reversed(modules) if name in ("kvlab", *_PARSERS)), "kvlab") == "kvlab":
         return None
@@ -50,9 +50,9 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         return ConfigError("hydra.run.dir", ".", "the working directory was removed; change to another one")
     if isinstance(error, OSError) and error.filename is not None:
         return ConfigError("hydra.run.dir", error.filename, refusal(error))
-    texts = [" ".join(_NOT_SAID.sub("", str(each)).split()) for each in chain]
+    texts = [" ".join(_NOT_SAID.sub("", str(raised)).split()) for raised in chain]
     reason = "; ".join(filter(None, dict.fromkeys(texts)))
-    keys = {str(getattr(each, "full_key", "") or "") for each in chain} - {""}
+    keys = {str(getattr(raised, "full_key", "") or "") for raised in chain} - {""}
     written = getattr(error, "override", None)  # of one that cannot be parsed
     if choice := re.search(r"Could not find '(.+)' Available options in '(.+)': (.+)", reason):
         group, known = choice[2], choice[3].split()

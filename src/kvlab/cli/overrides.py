@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_origin
 
+from kvlab.cli.settings import schema_keys
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
@@ -68,16 +68,16 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     """The overrides as Hydra takes them: `workload.prompt_len=8000` is of exactly 8,000 tokens, and choices in
     `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
-    found = [_written_out(text) for text in overrides]
+    texts = [_written_out(text) for text in overrides]
     try:
         folder = Path("conf").absolute()
     except OSError:  # the working directory was removed, which is said later
-        return found
-    is_named = any("searchpath" in text or "config-dir" in text for text in found)
-    if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(found):
+        return texts
+    is_named = any("searchpath" in text or "config-dir" in text for text in texts)
+    if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(texts):
         quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-        found.append(f"hydra.searchpath=['file://{quoted}']")
-    return found
+        texts.append(f"hydra.searchpath=['file://{quoted}']")
+    return texts
 
 
 def _written_out(text: str) -> str:
@@ -114,30 +114,16 @@ def _check(key: str, value: str) -> None:
     else:
         group = key.partition(".")[0]
         known = [name for name in settings if name.startswith(f"{group}.")] if "." in key else []
-        text = f"unknown; known: {', '.join(known or _first(settings))}"
+        text = f"unknown; known: {', '.join(known or dict.fromkeys(name.partition('.')[0] for name in settings))}"
     raise ConfigError(key, redacted(key, value), text)
-
-
-def _first(settings: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.partition(".")[0] for name in settings))
 
 
 @cache
 def known_keys() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The dotted keys of a run's settings, those of groups of them, and beginnings of keys that are open."""
     settings, sections, is_open = list[str](), list[str](), list[str]()
-    for key, kind in _keys(RunConfig, ""):
+    for key, kind in schema_keys(RunConfig):
         if get_origin(kind) is dict:
             is_open.append(f"{key}.")
         (sections if is_dataclass(kind) else settings).append(key)
     return tuple(settings), tuple(sections), tuple(is_open)
-
-
-def _keys(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(schema)
-    for field in fields(schema):
-        kinds = [kind for kind in get_args(hints[field.name]) if kind is not NoneType]
-        kind = kinds[0] if NoneType in get_args(hints[field.name]) else hints[field.name]
-        yield f"{prefix}{field.name}", kind
-        if is_dataclass(kind):
-            yield from _keys(kind, f"{prefix}{field.name}.")

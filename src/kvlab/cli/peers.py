@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.cli.settings import read_settings, run_command
+from kvlab.cli.settings import command
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import setting
 
@@ -22,8 +22,8 @@ class PeersSettings:
     folder: str | None = setting(None, "where the environment is made", "<folder>")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, words = read_settings(PeersSettings, arguments)
+@command(__doc__, PeersSettings, bare=False)
+def main(settings: PeersSettings, words: list[str]) -> int:
     if len(words) != 2 or words[0] != "install":
         raise ConfigError("peers", " ".join(words), "write: kvlab peers install <engine>")
     from pathlib import Path
@@ -37,8 +37,3 @@ def _answer(arguments: list[str]) -> int:
     given = "" if settings.folder is None else f" engine.python={folder / 'bin' / 'python'}"
     print(f"{recipe.package} {recipe.version}; run it: kvlab run engine={name}{given}")
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, PeersSettings, _answer, bare=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
 
@@ -45,10 +45,8 @@ class RecordSettings:
             raise ConfigError("upstream", self.upstream, "must be a URL, such as http://127.0.0.1:8000")
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(RecordSettings, arguments)
-    if others:
-        raise unknown_setting(RecordSettings, others[0])
+@command(__doc__, RecordSettings, bare=False, alone=True)
+def main(settings: RecordSettings) -> int:
     # Imported this late so that --help answers at once.
     import gc
 
@@ -78,8 +76,3 @@ def _answer(arguments: list[str]) -> int:
     lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""
     print(f"{recorder.trace.progress.written} requests in {settings.to}{lost}")
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, RecordSettings, _answer, bare=False)

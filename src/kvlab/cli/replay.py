@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
@@ -67,9 +66,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from kvlab.lab.machine import available_memory
     from kvlab.lab.prefix_replay.curves import replay_curves
     from kvlab.lab.prefix_replay.traffic import read_traffic
-    from kvlab.models.families import decoder_config
-    from kvlab.models.tokenizer import load_tokenizer
-    from kvlab.workloads import build_requests
+    from kvlab.lab.run.requests import requests_of
     from kvlab.workloads.describe import unknown_prompts
 
     config = compose_one(overrides, "a replay")
@@ -88,14 +85,9 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     if reason := unknown_prompts(config.workload):
         text = f"what would be found again is {reason}; take a workload with prompts, as mooncake or timed_trace"
         raise ConfigError("workload", config.workload.name, text)
-    vocab, memory = decoder_config(config.model, simulated=True).vocab_size, available_memory("cpu")
     with console.status("reading the workload"):
-        load = partial(load_tokenizer, config.model)
-        requests = build_requests(
-            config.workload, vocab_size=vocab, seed=config.seed, memory=memory, tokenizer=load
-        )
-        traffic = read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len))
-        del requests
+        block_size = pool.block_size_for(config.kv, config.model.max_seq_len)
+        traffic = read_traffic(requests_of(config), block_size)
     # No thread may draw while processes are made, which would have its locks.
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
@@ -112,56 +104,45 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         )
 
 
-def show(found: ReplayCurves, console: Terminal) -> None:
+def show(curves: ReplayCurves, console: Terminal) -> None:
     """Print the hit rates."""
-    from rich.table import Table
-
+    from kvlab.lab.results.tables import new_table
     from kvlab.lab.terminal import marked
 
-    size = found.block_size
+    size = curves.block_size
     console.print(
-        marked("[bold]{}[/]: ", found.workload),
-        f"{found.requests:,} requests, {found.prompt_tokens:,} prompt tokens, {found.contents:,} different full "
-        f"blocks of {size} tokens; concurrency {found.concurrency}\n",
+        marked("[bold]{}[/]: ", curves.workload),
+        f"{curves.requests:,} requests, {curves.prompt_tokens:,} prompt tokens, {curves.contents:,} different full "
+        f"blocks of {size} tokens; concurrency {curves.concurrency}\n",
         sep="",
-        highlight=False,
     )
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in ("blocks", *found.hit_rates, "best / belady"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for index, blocks in enumerate(found.num_blocks):
-        name, share = found.best(index)
-        rates = (f"{100 * rates[index]:.1f}" for rates in found.hit_rates.values())
+    table = new_table("blocks", *curves.hit_rates, "best / belady", justify="right", no_wrap=True)
+    for index, blocks in enumerate(curves.num_blocks):
+        name, share = curves.best(index)
+        rates = (f"{100 * rates[index]:.1f}" for rates in curves.hit_rates.values())
         table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
     console.print(table)
     console.print(
-        f"% of prompt tokens found in the pool; in one that is never full {100 * found.ceiling:.1f} %. belady "
+        f"% of prompt tokens found in the pool; in one that is never full {100 * curves.ceiling:.1f} %. belady "
         "knows the future: no policy finds more.",
         style="dim",
-        highlight=False,
     )
 
 
-def _answer(arguments: list[str]) -> int:
+@command(__doc__, ReplaySettings, bare=False)
+def main(settings: ReplaySettings, overrides: list[str]) -> int:
     from kvlab.lab.terminal import Terminal
 
-    settings, overrides = read_settings(ReplaySettings, arguments)
     console = Terminal(stderr=settings.json)
-    found = curves(settings, overrides, console)
+    replayed = curves(settings, overrides, console)
     if settings.json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(replayed.as_dict(), indent=2))
     else:
-        show(found, console)
+        show(replayed, console)
     if settings.figure is not None:
+        from kvlab.lab.figures import save_figure
         from kvlab.lab.figures.hit_rates import hit_rate_figure
-        from kvlab.lab.files import replacing
 
-        with replacing(Path(settings.figure)) as own:
-            hit_rate_figure(found).savefig(own)
-        console.print(f"picture: {settings.figure}", highlight=False)
+        save_figure(hit_rate_figure(replayed), Path(settings.figure))
+        console.print(f"picture: {settings.figure}")
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ReplaySettings, _answer, bare=False)

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, unknown_setting
+from kvlab.cli.settings import command, refuse_settings
 from kvlab.errors import OutputError
 from kvlab.lab.files import sentences
 from kvlab.lab.report.options import ReportOptions
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from kvlab.lab.report.model import Report
 
 VIOLATED = 3
-
-
-def read_options(arguments: Sequence[str]) -> tuple[ReportOptions, list[str]]:
-    """What a command line asks for: settings and, between them, runs. Raises ConfigError."""
-    options, runs = read_settings(ReportOptions, arguments)
-    _ = options.conditions  # so that a mistake in one is found before runs are read
-    for run in runs:
-        key, equals, _ = run.partition("=")
-        if equals and "/" not in key and not Path(run).exists():
-            raise unknown_setting(ReportOptions, run)
-    return options, runs
 
 
 def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
@@ -64,7 +53,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
     for sentence in sentences(errors):
         print(f"warning: {sentence}", file=sys.stderr)
     if not any(error.path == page for error in errors):
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+        console.print(f"report: {page}", soft_wrap=True)
     return made, not errors
 
 
@@ -77,11 +66,8 @@ def _directory(options: ReportOptions, runs: Sequence[str]) -> Path:
     return Path("outputs") / "reports" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
 
 
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ReportOptions, _answer, bare=False)
-
-
-def _answer(arguments: list[str]) -> int:
-    made, complete = report(*read_options(arguments))
+@command(__doc__, ReportOptions, bare=False)
+def main(options: ReportOptions, runs: list[str]) -> int:
+    refuse_settings(ReportOptions, runs)
+    made, complete = report(options, runs)
     return VIOLATED if made.violated else 0 if complete else 1

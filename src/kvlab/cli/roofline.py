@@ -11,18 +11,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvlab.core import StepRecord
-    from kvlab.lab.results.roofline import MachineRates, RunCosts
+    from kvlab.lab.results.records import RunRecord
+    from kvlab.lab.results.roofline import MachineRates
 
 # The functions import what they need, so that --help answers at once.
 
@@ -46,45 +44,39 @@ def find_run(name: str, root: Path = Path()) -> Path:
     raise ConfigError("run", name, text)
 
 
-def read_run(directory: Path) -> tuple[dict[str, Any], RunConfig, Sequence[StepRecord]]:
-    """A run's summary, settings and steps. Raises ConfigError for one that has no roofline."""
+def read_run(directory: Path) -> tuple[RunRecord, RunConfig]:
+    """A run and its settings. Raises ConfigError for one that has no roofline, RecordError for none."""
     from kvlab.cli.compose import recorded_config
     from kvlab.lab.results import records
 
-    summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    if "bytes_per_weight" not in summary:
+    run = records.read_run(directory)
+    if "bytes_per_weight" not in run.facts:
         raise ConfigError("run", directory, "did not log what a roofline is computed from; run it again")
-    if summary["device"] != "cpu":
+    if run.facts["device"] != "cpu":
         raise ConfigError("run", directory, "was on a GPU, whose rates are not measured; run it with executor=cpu")
-    steps = records.read_run(directory).steps()
-    if not steps:
+    if not run.steps():
         raise ConfigError("run", directory, "ended before its first step; name one that produced tokens")
-    return summary, recorded_config(directory), steps
-
-
-def logged_costs(summary: dict[str, Any], config: RunConfig) -> RunCosts:
-    """What the steps of a finished run consist of."""
-    from kvlab.lab.results.roofline import RunCosts
-    from kvlab.models.families import decoder_config
-
-    return RunCosts(decoder_config(config.model), summary["bytes_per_weight"], summary["kv_bytes_per_token"])
+    return run, recorded_config(directory)
 
 
 def _show_run(directory: Path, *, again: bool) -> None:
     import torch
 
     from kvlab.lab.machine import describe
-    from kvlab.lab.results.roofline import roofline
+    from kvlab.lab.results.roofline import RunCosts, roofline
+    from kvlab.models.families import decoder_config
 
-    summary, config, steps = read_run(directory)
-    torch.set_num_threads(summary["threads"])
+    run, config = read_run(directory)
+    facts = run.facts
+    torch.set_num_threads(facts["threads"])
     rates = _rates(config.executor.dtype, again=again)
-    if summary["machine"] != describe("cpu"):
-        print(f"warning: the run was on {summary['machine']}, the rates are those of {describe('cpu')}")
-    found = roofline(logged_costs(summary, config), steps, rates)
+    if facts["machine"] != describe("cpu"):
+        print(f"warning: the run was on {facts['machine']}, the rates are those of {describe('cpu')}")
+    costs = RunCosts(decoder_config(config.model), facts["bytes_per_weight"], facts["kv_bytes_per_token"])
+    bound = roofline(costs, run.steps(), rates)
     print(
-        f"{summary['name']}: its steps took {found.steps_s:.2f} s and could take {found.bound_s:.2f} s, "
-        f"{found.memory_s:.2f} s of it in steps that memory limits: {found.share:.1f} % of the roofline"
+        f"{run.name}: its steps took {bound.steps_s:.2f} s and could take {bound.bound_s:.2f} s, "
+        f"{bound.memory_s:.2f} s of it in steps that memory limits: {bound.share:.1f} % of the roofline"
     )
 
 
@@ -110,10 +102,8 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(RooflineSettings, arguments)
-    if others:
-        raise unknown_setting(RooflineSettings, others[0])
+@command(__doc__, RooflineSettings, alone=True)
+def main(settings: RooflineSettings) -> int:
     import torch
 
     from kvlab.engine.threads import resolve_threads
@@ -124,8 +114,3 @@ def _answer(arguments: list[str]) -> int:
     for run in settings.run:
         _show_run(find_run(run), again=settings.measure_again)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, RooflineSettings, _answer)

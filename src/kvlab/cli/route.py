@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.values import at_least
 from kvlab.errors import ConfigError
@@ -59,17 +59,15 @@ class RouteCommandSettings:
         if len(set(self.upstreams)) < len(self.upstreams):
             raise ConfigError("upstreams", ",".join(self.upstreams), "names a server twice")
         usual = FleetConfig()
-        for each in fields(FleetConfig):
-            value = getattr(self.fleet, each.name)
-            if each.name not in _OF_PROXIES and value != getattr(usual, each.name):
+        for own in fields(FleetConfig):
+            value = getattr(self.fleet, own.name)
+            if own.name not in _OF_PROXIES and value != getattr(usual, own.name):
                 text = f"is of simulated fleets; a proxy has fleet.{', fleet.'.join(_OF_PROXIES)}"
-                raise ConfigError(f"fleet.{each.name}", value, text)
+                raise ConfigError(f"fleet.{own.name}", value, text)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(RouteCommandSettings, arguments)
-    if others:
-        raise unknown_setting(RouteCommandSettings, others[0])
+@command(__doc__, RouteCommandSettings, bare=False, alone=True)
+def main(settings: RouteCommandSettings) -> int:
     # Imported this late so that --help answers at once.
     import asyncio
     import gc
@@ -87,7 +85,7 @@ def _answer(arguments: list[str]) -> int:
         if differing:
             print(f"the first that does not is in line {differing[0]} of {settings.replay}")
         return 1 if differing else 0
-    given = {each.name: getattr(settings, each.name) for each in fields(RouteSettings)}
+    given = {own.name: getattr(settings, own.name) for own in fields(RouteSettings)}
     proxy = Proxy(RouteSettings(**given))
     listening = listening_at(settings.server.host, settings.server.port, "server.port")
     asyncio.run(proxy.start())
@@ -99,8 +97,3 @@ def _answer(arguments: list[str]) -> int:
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
     web.run_app(proxy.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, RouteCommandSettings, _answer, bare=False)

@@ -111,7 +111,7 @@ def _was_done(config: RunConfig) -> bool:
         return False
     console = Terminal()
     console.print(comparison_table([(run.name, run.metrics)]))
-    console.print(f"done before: run {run.run_id}", highlight=False)
+    console.print(f"done before: run {run.run_id}")
     return True
 
 
@@ -135,10 +135,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        found = mistake(error, [text for text in sys.argv[1:] if not text.startswith("-")])
-        if found is None or asked:
+        mistaken = mistake(error, [text for text in sys.argv[1:] if not text.startswith("-")])
+        if mistaken is None or asked:
             raise
-        fail(str(found))
+        fail(str(mistaken))
     finally:
         if not asked:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvlab.cli.settings import parsed, read_settings, run_command, unknown_setting
+from kvlab.cli.settings import command, parsed, unknown_setting
 from kvlab.config.server import ServerConfig
 from kvlab.errors import ConfigError
 
@@ -27,8 +27,29 @@ class ServeSettings:
     server: ServerConfig = field(default_factory=ServerConfig)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, overrides = read_settings(ServeSettings, written_out(arguments))
+def written_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with a setting for each part of a length: `server.output_len=200` is of exactly 200 tokens, and
+    `server.output_len={median: 200, max: 1000}` has what a workload's lengths have. Raises ConfigError.
+    """
+    return [part for text in arguments for part in _parts(text)]
+
+
+def _parts(argument: str) -> list[str]:
+    key, _, value = argument.lstrip("-").partition("=")
+    if key != _LENGTH or not value:
+        return [argument]
+    given = parsed(value)
+    if type(given) is int:
+        given = {"min": given, "max": given}
+    if not isinstance(given, dict):
+        text = "is no length; write 200, or {min: 50, max: 500}, or {median: 200, max: 1000}"
+        raise ConfigError(key, value, text)
+    kind = "lognormal" if "median" in given else "uniform"
+    return [f"{key}.{name}={part}" for name, part in {"distribution": kind, **given}.items()]
+
+
+@command(__doc__, ServeSettings, written_out=written_out)
+def main(settings: ServeSettings, overrides: list[str]) -> int:
     for text in overrides:
         if text.startswith("server."):
             raise unknown_setting(ServeSettings, text)
@@ -53,29 +74,3 @@ def _answer(arguments: list[str]) -> int:
     if serving.events is not None:
         console.print(f"KV events at {serving.events.endpoint}")
     return 0 if serve(build_app(serving), serving, listening) else 130
-
-
-def written_out(arguments: Sequence[str]) -> list[str]:
-    """The arguments with a setting for each part of a length: `server.output_len=200` is of exactly 200 tokens, and
-    `server.output_len={median: 200, max: 1000}` has what a workload's lengths have. Raises ConfigError.
-    """
-    return [part for text in arguments for part in _parts(text)]
-
-
-def _parts(argument: str) -> list[str]:
-    key, _, value = argument.lstrip("-").partition("=")
-    if key != _LENGTH or not value:
-        return [argument]
-    given = parsed(value)
-    if type(given) is int:
-        given = {"min": given, "max": given}
-    if not isinstance(given, dict):
-        text = "is no length; write 200, or {min: 50, max: 500}, or {median: 200, max: 1000}"
-        raise ConfigError(key, value, text)
-    kind = "lognormal" if "median" in given else "uniform"
-    return [f"{key}.{name}={part}" for name, part in {"distribution": kind, **given}.items()]
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, ServeSettings, _answer)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, wraps
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -74,6 +75,14 @@ def unknown_setting(schema: type, argument: str) -> ConfigError:
     return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
 
 
+def refuse_settings(schema: type, names: Sequence[str]) -> None:
+    """Raise ConfigError where one of these names of files or runs is a key=value that `schema` does not have."""
+    for name in names:
+        key, equals, _ = name.partition("=")
+        if equals and "/" not in key and not Path(name).exists():
+            raise unknown_setting(schema, name)
+
+
 def help_page(page: str | None, schema: type) -> str:
     """A command's page, with the settings of its schema below it."""
     rows = [
@@ -85,34 +94,48 @@ def help_page(page: str | None, schema: type) -> str:
     return "\n".join([(page or "").strip(), "", *(f"  {name:<{width}}{text}" for name, text in rows)])
 
 
-@lasting_output()
-@redacted_output()
-def run_command(page: str | None, schema: type, answer: Callable[[list[str]], int], *, bare: bool = True) -> None:
-    """Print the help page where it is asked for, else `answer` the arguments and exit with its code, unless 0.
+def command(
+    page: str | None,
+    schema: type[object],
+    *,
+    bare: bool = True,
+    alone: bool = False,
+    written_out: Callable[[list[str]], list[str]] = list,
+) -> Callable[[Callable[..., int]], Callable[[], None]]:
+    """Make a function the `main` of a command. It is called with the settings of `schema` and the other arguments
+    of the command line, `written_out` first, without these where settings come `alone`; it returns the exit code.
 
-    Without arguments a command that is not `bare` prints the page and ends with 2, as a KvlabError does after its
-    sentence.
+    Prints the help page where it is asked for. Without arguments a command that is not `bare` prints the page and
+    ends with 2, as a KvlabError does after its sentence.
     """
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments) or not (arguments or bare):
-        print(help_page(page, schema))
-        sys.exit(0 if arguments else 2)
-    try:
-        code = answer(arguments)
-    except KvlabError as error:
-        fail(str(error))
-    except OSError as error:  # a disk that is full, a directory that is gone
-        fail(os_sentence(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    if code:
-        sys.exit(code)
 
+    def made(answer: Callable[..., int]) -> Callable[[], None]:
+        @lasting_output()
+        @redacted_output()
+        @wraps(answer)
+        def main() -> None:
+            arguments = sys.argv[1:]
+            if {"-h", "--help"} & set(arguments) or not (arguments or bare):
+                print(help_page(page, schema))
+                sys.exit(0 if arguments else 2)
+            try:
+                settings, others = read_settings(schema, written_out(arguments))
+                if alone and others:
+                    raise unknown_setting(schema, others[0])
+                code = answer(settings) if alone else answer(settings, others)
+            except KvlabError as error:
+                fail(str(error))
+            except OSError as error:  # a disk that is full, a directory that is gone
+                where = f"{error.filename}: " if error.filename else ""
+                fail(f"{where}{error.strerror or error}")
+            except KeyboardInterrupt:
+                sys.exit(130)
+            if code:
+                sys.exit(code)
 
-def os_sentence(error: OSError) -> str:
-    """What the operating system refused, and of which file."""
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+        return main
+
+    return made
 
 
 def fail(message: str) -> NoReturn:
@@ -121,17 +144,19 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _types(schema: type, prefix: str = "") -> Mapping[str, Any]:
-    """The type of each key, those of nested dataclasses with dots; `X | None` counts as X."""
-    found: dict[str, Any] = {}
+def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each key of a schema and its type, `X | None` counting as X; behind a dataclass its own keys, with dots."""
     for name, hint in get_type_hints(schema).items():
-        parts = get_args(hint)
-        kind = next(part for part in parts if part is not NoneType) if NoneType in parts else hint
+        kinds = get_args(hint)
+        kind = next(kind for kind in kinds if kind is not NoneType) if NoneType in kinds else hint
+        yield f"{prefix}{name}", kind
         if dataclasses.is_dataclass(kind):
-            found |= _types(cast(type, kind), f"{prefix}{name}.")
-        else:
-            found[prefix + name] = kind
-    return found
+            yield from schema_keys(kind, f"{prefix}{name}.")
+
+
+def _types(schema: type) -> dict[str, Any]:
+    """The type of each key that has a value of its own."""
+    return {key: kind for key, kind in schema_keys(schema) if not dataclasses.is_dataclass(kind)}
 
 
 def _parse(text: str, kind: Any) -> Any:

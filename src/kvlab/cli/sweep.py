@@ -125,11 +125,14 @@ class PlanningSweeper(Sweeper):
         if not isinstance(repeats, int):
             raise ConfigError("repeats", repeats, "must be a number, at least 1")
         at_least("repeats", repeats, 1, MOST_REPEATS)
+        if self._within_s is not None and not self._within_s > 0:
+            text = "must be more than 0 seconds; null sets no limit"
+            raise ConfigError("hydra.sweeper.within_s", f"{self._within_s:g}", text)
         composed, varied = compose_points(self._loader, self._compose, config, texts, repeats)
-        if any(found.config is not None and found.config.dry_run for found in composed):
+        if any(made.config is not None and made.config.dry_run for made in composed):
             text = "shows the workload of one run; leave out -m, sweep= and repeats="
             raise ConfigError("dry_run", "true", text)
-        if fewer := self._fewer_requests([found.config for found in composed], texts):
+        if fewer := self._fewer_requests([made.config for made in composed], texts):
             composed, varied = compose_points(self._loader, self._compose, config, [*texts, fewer], repeats)
         choices = config.hydra.runtime.choices
         plan = SweepPlan(
@@ -139,18 +142,18 @@ class PlanningSweeper(Sweeper):
                 or choices.get("sweep")
                 or " ".join(["sweep", *varied] if varied else ["repeats"])
             ),
-            digest=sweep_digest(found.point.digest for found in composed),
+            digest=sweep_digest(made.point.digest for made in composed),
             varied=varied,
             optimize=config.optimize,
             parallel=self._parallel(),
             repeats=repeats,
-            points=[found.point for found in composed],
+            points=[made.point for made in composed],
         )
         tracking = cast("TrackingConfig", OmegaConf.to_object(config.tracking))
         directory = Path(config.hydra.sweep.dir).resolve()
-        sweep = open_sweep(plan, [found.config for found in composed], directory, tracking, resume=config.resume)
+        sweep = open_sweep(plan, [made.config for made in composed], directory, tracking, resume=config.resume)
         planned = zip(composed, sweep.plan.points, strict=True)
-        return sweep, [found.overrides for found, point in planned if point.done_before is None]
+        return sweep, [made.overrides for made, point in planned if point.done_before is None]
 
     def _fewer_requests(self, configs: list[RunConfig | None], texts: list[str]) -> str | None:
         """The setting with which the runs take as long as they should here, which is said; None: they do."""
@@ -160,9 +163,9 @@ class PlanningSweeper(Sweeper):
         from kvlab.lab.run.estimate import in_words, requests_within
         from kvlab.lab.terminal import Terminal, print_note
 
-        if (found := requests_within(runs, self._within_s)) is None:
+        if (within := requests_within(runs, self._within_s)) is None:
             return None
-        count, needed = found
+        count, needed = within
         every = runs[0].workload.num_requests
         text = f"{count} requests in place of {every}: at this machine's measured rates {every} would take about "
         text += (

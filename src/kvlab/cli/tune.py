@@ -12,7 +12,9 @@ Any setting of `kvlab run` may follow. The same command goes on where it was sto
 
 from __future__ import annotations
 
-from kvlab.cli.settings import read_settings, run_command
+from collections.abc import Sequence
+
+from kvlab.cli.settings import command
 from kvlab.errors import ConfigError
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 
@@ -22,9 +24,8 @@ _REFUSED = dict.fromkeys(
 ) | {"kv.memory": "a search chooses the cache's size; give memory=SIZE for all, or kv.num_blocks"}
 
 
-def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
-    """The search's own settings, and the overrides of its runs. Raises ConfigError."""
-    settings, overrides = read_settings(TuneSettings, arguments)
+def check(settings: TuneSettings, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a search without an aim, or with overrides that its runs cannot have."""
     for override in overrides:
         key, _, value = override.partition("=")
         if key in _REFUSED:
@@ -33,11 +34,11 @@ def read_arguments(arguments: list[str]) -> tuple[TuneSettings, list[str]]:
     if not settings.optimize and settings.find is None and not has_limits:
         text = "name a metric, as optimize=throughput/output_tokens_per_s, or give limits, as slo.ttft_ms=500"
         raise ConfigError("optimize", None, text)
-    return settings, overrides
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, overrides = read_arguments(arguments)
+@command(__doc__, TuneSettings)
+def main(settings: TuneSettings, overrides: list[str]) -> int:
+    check(settings, overrides)
     # Imported this late so that a mistake is answered at once.
     from kvlab.cli.compose import compose_run
     from kvlab.lab.terminal import Terminal
@@ -46,13 +47,8 @@ def _answer(arguments: list[str]) -> int:
         from kvlab.lab.campaigns.tune.rate_search import RateSearch
         from kvlab.lab.campaigns.tune.replica_search import ReplicaSearch
 
-        kinds = {each.find: each for each in (RateSearch, ReplicaSearch)}
+        kinds = {search.find: search for search in (RateSearch, ReplicaSearch)}
         return kinds[settings.find](settings, overrides, compose_run, Terminal()).run()
     from kvlab.lab.campaigns.tune.search import Search
 
     return Search(settings, overrides, compose_run, Terminal()).run()
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, TuneSettings, _answer)

@@ -11,15 +11,12 @@ and the same key, also what its requests found, what nobody asked for, and what 
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import read_settings, run_command, setting, unknown_setting
+from kvlab.cli.settings import command, setting
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,29 +48,18 @@ class WatchSettings:
             raise ConfigError("trace", self.trace, text)
 
 
-@contextmanager
-def _until_interrupted() -> Iterator[list[bool]]:
-    """A list that has something once the user, or a service manager, wants an end."""
-    asked: list[bool] = []
-    names = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(name, lambda *_: asked.append(True)) for name in names]
-    try:
-        yield asked
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)
-
-
 def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
     """Listen to the end. Returns the last metrics."""
+    from kvlab.lab.run.interrupt import stop_on_signal
+    from kvlab.lab.terminal import Terminal
     from kvlab.lab.watch.server_metrics import read_metrics
     from kvlab.peers.kv_events import EventListener
 
     listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
     begin = looked = time.monotonic()
     try:
-        with _until_interrupted() as asked, console.status("no event yet") as status:
-            while not asked and (settings.seconds is None or time.monotonic() - begin < settings.seconds):
+        with stop_on_signal(Terminal(quiet=True)) as should_stop, console.status("no event yet") as status:
+            while not should_stop() and (settings.seconds is None or time.monotonic() - begin < settings.seconds):
                 listener.hear(0.2)
                 if time.monotonic() - looked >= 1:
                     looked = time.monotonic()
@@ -143,26 +129,24 @@ def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) ->
         share = 100 * (metrics.hit_tokens or 0) / metrics.prompt_tokens
         said.append(f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found")
     for sentence in said:
-        console.print(sentence, highlight=False)
+        console.print(sentence)
 
 
-def _show_verdict(found: Verdict, pool: ServerPool, console: Terminal) -> None:
-    count = found.agree + found.more + found.less
-    said, there = (100 * each / max(found.prompt_tokens, 1) for each in (found.said_tokens, found.there_tokens))
-    share = 100 * found.unasked_blocks / max(len(pool.now), 1)
+def _show_verdict(held: Verdict, pool: ServerPool, console: Terminal) -> None:
+    count = held.agree + held.more + held.less
+    said, there = (100 * tokens / max(held.prompt_tokens, 1) for tokens in (held.said_tokens, held.there_tokens))
+    share = 100 * held.unasked_blocks / max(len(pool.now), 1)
     for sentence in (
         f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
-        f"{there:.1f} % were there when they came. Both agree in {found.agree:,} requests; in {found.more:,} it "
-        f"found more, in {found.less:,} less",
+        f"{there:.1f} % were there when they came. Both agree in {held.agree:,} requests; in {held.more:,} it "
+        f"found more, in {held.less:,} less",
         f"{share:.1f} % of the blocks that are there were asked for by one request alone",
     ):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
 
 
-def _answer(arguments: list[str]) -> int:
-    settings, others = read_settings(WatchSettings, arguments)
-    if others:
-        raise unknown_setting(WatchSettings, others[0])
+@command(__doc__, WatchSettings, bare=False, alone=True)
+def main(settings: WatchSettings) -> int:
     from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
@@ -177,12 +161,12 @@ def _answer(arguments: list[str]) -> int:
     blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
     curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
     if settings.json:
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             name: getattr(pool, name)
             for name in ("batches", "stored", "removed", "cleared", "unknown", "gaps", "missed", "peak", "again_s")
         }
-        found |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
-        print(json.dumps(found | {"replay": curves and curves.as_dict()}, indent=2))
+        figures |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
+        print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))
         return 0
     _show(pool, metrics, console)
     if verdict is not None:
@@ -193,8 +177,3 @@ def _answer(arguments: list[str]) -> int:
         console.print()
         show(curves, console)
     return 0
-
-
-def main() -> None:
-    """Run the command line."""
-    run_command(__doc__, WatchSettings, _answer, bare=False)

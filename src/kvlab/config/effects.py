@@ -35,10 +35,6 @@ def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
 
 
-def _is_fleet(config: RunConfig) -> bool:
-    return config.fleet.replicas > 1
-
-
 def _is_synthetic(config: RunConfig) -> bool:
     return config.workload.source == "synthetic"
 
@@ -73,7 +69,7 @@ CONDITIONS = (
         "times (workload.rate_scale)",
     ),
     *(
-        Condition(f"fleet.{name}", _is_fleet, "fleet.replicas of 2 or more")
+        Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
         for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
     ),
     *(
@@ -104,7 +100,7 @@ CONDITIONS = (
 
 def without_effect(config: RunConfig) -> list[str]:
     """A sentence for each setting that has another value than its default, and that nothing of the run reads."""
-    found = []
+    sentences = []
     for condition in CONDITIONS:
         group, name = condition.key.split(".")
         section: Any = getattr(config, group)
@@ -112,5 +108,5 @@ def without_effect(config: RunConfig) -> list[str]:
         field = next(field for field in fields(section) if field.name == name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if value != default and not condition.is_read(config):
-            found.append(f"{condition.key}={value} has no effect here: it is read by {condition.by}")
-    return found
+            sentences.append(f"{condition.key}={value} has no effect here: it is read by {condition.by}")
+    return sentences

@@ -39,8 +39,8 @@ class ExecutorConfig:
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
     weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
-    threads: int | None = None  # CPU threads; null: one for each core that the process may use
-    tensor_parallel: int = 1  # simulated: devices among which heads and matrices are divided
+    threads: int | None = None  # CPU threads of each process; null: all cores that it may use, shared
+    tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
     attention_data_parallel: int = 1  # simulated: groups of so many devices that share the sequences; for experts
     expert_parallel: int = 1  # simulated: devices among which experts are divided by number, not by matrices
     memory_utilization: float = 0.9  # simulated: share of the devices' memory that the engine may take
@@ -66,6 +66,11 @@ class ExecutorConfig:
     def devices(self) -> int:
         """Simulated devices of an engine."""
         return self.tensor_parallel * self.attention_data_parallel
+
+    @property
+    def all_threads(self) -> int | None:
+        """`threads` of all processes; None: not set."""
+        return None if self.threads is None else self.threads * self.tensor_parallel
 
     @property
     def weights_dtype(self) -> str:

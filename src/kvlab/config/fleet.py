@@ -103,12 +103,12 @@ class FleetConfig:
         """The replicas' lives, by time. Raises ConfigError for what is none."""
         events = []
         for text in self.life:
-            found = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
-            if not found or int(found[3]) >= self.replicas:
+            match = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
+            if not match or int(match[3]) >= self.replicas:
                 known = f"0 to {self.replicas - 1}"
                 form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
                 raise ConfigError("fleet.life", text, form)
-            events.append(LifeEvent(float(found[1]), found[2], int(found[3])))
+            events.append(LifeEvent(float(match[1]), match[2], int(match[3])))
         return sorted(events, key=lambda event: event.at_s)
 
     def _check_left(self, events: list[LifeEvent]) -> None:

@@ -63,6 +63,9 @@ class SchedulerConfig:
     max_batched_tokens: int = 512  # token budget of a step, prefill and decode together
     long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; null: all that are left
     mixed: bool = True  # false: prefill and decode of a step as two forward passes
+    ahead: bool = False  # a step is decided when the one before begins: what arrives after that waits for the next
+    prefill_wait_steps: int = 0  # most steps that prompts wait, while others decode, for more prompts
+    prefill_wait_tokens: int | None = None  # tokens of a step for which they wait no longer; null: only by steps
     max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
     aging_s: float | None = 60.0  # seconds of waiting worth one priority level or 1,000 tokens; null: no aging
     default_deadline_s: float = 60.0  # order=deadline: seconds that a request without a deadline has
@@ -85,6 +88,8 @@ class SchedulerConfig:
         for name in ("max_batch_size", "max_batched_tokens", "long_prefill_threshold", "max_decode_seqs"):
             at_least(f"scheduler.{name}", getattr(self, name), 1)
         at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
+        at_least("scheduler.prefill_wait_steps", self.prefill_wait_steps, 0)
+        at_least("scheduler.prefill_wait_tokens", self.prefill_wait_tokens, 1)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0, 1000 * MOST_SECONDS)
         at_least("scheduler.aging_s", self.aging_s, 0.001, MOST_SECONDS)
         at_least("scheduler.default_deadline_s", self.default_deadline_s, 0, MOST_SECONDS)

@@ -24,8 +24,8 @@ class SloConfig:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are set, in milliseconds, by the name of the latency: ttft, tpot."""
-        found = {"ttft": self.ttft_ms, "tpot": self.tpot_ms}
-        return {name: limit for name, limit in found.items() if limit is not None}
+        limits = {"ttft": self.ttft_ms, "tpot": self.tpot_ms}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def check_optimize(self, metric: str | None) -> None:
         """Raise ConfigError where `metric` is a service level whose limit is not set."""

@@ -96,11 +96,11 @@ class WorkloadConfig:
     @property
     def window_s(self) -> tuple[float, float]:
         """The window of a trace, in seconds from its first request on; the end does not belong to it."""
-        found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)-)?(\d+(?:\.\d+)?)", self.window or str(MOST))
-        if not found or float(found[1] or 0) >= float(found[2]):
+        match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)-)?(\d+(?:\.\d+)?)", self.window or str(MOST))
+        if not match or float(match[1] or 0) >= float(match[2]):
             text = "write the first seconds of the trace, as 600, or from one second to another, as 600-1200"
             raise ConfigError("workload.window", self.window, text)
-        return float(found[1] or 0), float(found[2])
+        return float(match[1] or 0), float(match[2])
 
     def _check_trace(self) -> None:
         self.window_s  # noqa: B018 - raises

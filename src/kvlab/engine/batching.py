@@ -107,6 +107,8 @@ class BatchBuilder:
         budget = scheduler.config.max_batched_tokens
         for stage in stages:
             if stage is Stage.DECODE:
+                if not scheduler.order.decodes_beside_prefill and (batch.prefill or batch.admitted):
+                    budget = 0
                 batch.decoding = scheduler.plan_decode(budget)
                 batch.proposals = scheduler.propose(batch.decoding, budget - len(batch.decoding))
                 self._reserve(batch, stage, now)

@@ -77,6 +77,7 @@ def build_engine(
         detokenize=detokenize,
         detokenize_all=detokenize_all,
         journal=journal,
+        on_close=execution.close,
     )
 
 

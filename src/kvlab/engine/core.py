@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from kvlab.core import (
     Sequence,
     StepRecord,
 )
+from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.isolation import PassRunner
@@ -47,7 +49,7 @@ class EngineCore:
     `eos_token_ids` end a sequence whose request does not ignore them; prompts with ids outside `vocab_size` are
     refused; with a `detokenize`, outputs carry text and requests may have stop strings (`detokenize_all` writes
     special tokens too, where a request asks for them); a `journal` that the pool writes is given the owner of each
-    slot. Engines share nothing: several can live in one process.
+    slot; `on_close` is called when the engine is closed. Engines share nothing: several can live in one process.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class EngineCore:
         detokenize: Detokenizer | None = None,
         detokenize_all: Detokenizer | None = None,
         journal: BlockJournal | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.pool = pool
+        self._on_close = on_close
         self.scheduler = scheduler
         self.clock = clock
         self.journal = journal
@@ -170,6 +174,12 @@ class EngineCore:
         for request_id in list(self._keeping):
             self.release(request_id)
         self.pool.close()
+        self.end_processes()
+
+    def end_processes(self) -> None:
+        """End what computes beside this process: the engine computes no more. For one that cannot be closed."""
+        if self._on_close is not None:
+            self._on_close()
 
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
@@ -226,29 +236,30 @@ class EngineCore:
             self.observer.stepped(record, batch)
         return record
 
-    def repeat(self, until_s: float = math.inf) -> list[StepRecord]:
+    def repeat(self, until_s: float = math.inf) -> StepLog:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
         if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
-            return []
+            return StepLog()
         if self.observer is not None and self.observer.every_step:
-            return []
+            return StepLog()
         repeated = None if self._outputs.needs_every_token else scheduler.repeated()
         if repeated is None or not isinstance(pool, BlockPool):
-            return []
+            return StepLog()
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
         run, before = StepRun(pool, *repeated), self._counters
         if not run.plan(executor, clock.now(), until_s):
-            return []
+            return StepLog()
         pool.expire(clock.now())
         self._retire()
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         records = run.take(
             self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
         )
+        scheduler.began_s = records[-1].start_s
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
-        self._results.output_tokens += sum(record.decode_tokens for record in records)
+        self._results.output_tokens += int(records.column("decode_tokens").sum())
         clock.wait_until(run.end_s)
         for sequence, token in run.ended:
             self._outputs.process(sequence, token)

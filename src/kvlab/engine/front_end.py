@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kvlab.config import FrameworkConfig
 from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.errors import RequestRefusedError
@@ -96,11 +97,11 @@ class FrontEnd:
         """See ServingEngine."""
         self._admit()
         record = self.core.step()
-        self._send([] if record is None else [record])
+        self._send(StepLog() if record is None else StepLog([record]))
         self._deliver()
         return record
 
-    def repeat(self, until_s: float) -> list[StepRecord]:
+    def repeat(self, until_s: float) -> StepLog:
         """See Repeating."""
         self._admit()
         records = self.core.repeat(min(until_s, self._next_s()))
@@ -163,15 +164,18 @@ class FrontEnd:
         except RequestRefusedError as error:
             asked.end(FinishReason.FAILED, self.clock.now(), str(error))
 
-    def _send(self, records: list[StepRecord]) -> None:
+    def _send(self, steps: StepLog) -> None:
         """Let the tokens of these steps come to the front end."""
         token_s = self._framework.output_token_us * 1e-6
-        for record in records if token_s else ():
-            self._take(record.end_s)
-            if record.sampled_tokens:
-                self._free_s = max(self._free_s, record.end_s) + token_s * record.sampled_tokens
-                self._ends_s.append(record.end_s)
-                self._lags_s.append(self._free_s - record.end_s)
+        if not token_s:
+            return
+        ends, sampled = (steps.column(name).tolist() for name in ("end_s", "sampled_tokens"))
+        for end_s, tokens in zip(ends, sampled, strict=True):
+            self._take(end_s)
+            if tokens:
+                self._free_s = max(self._free_s, end_s) + token_s * tokens
+                self._ends_s.append(end_s)
+                self._lags_s.append(self._free_s - end_s)
 
     def _deliver(self) -> None:
         """Report what ended in the engine, at the times at which the client sees it."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvlab import core
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan
-from kvlab.errors import OutOfBlocksError
+from kvlab.errors import EngineStoppedError, OutOfBlocksError
 from kvlab.kv.protocol import KVCachePool
 from kvlab.kv.view import CacheView
 
@@ -74,7 +74,10 @@ class PassRunner:
             if step.proposed is not None:
                 accepted = step.count_accepted(result.token_ids)
                 kept = step.num_tokens - step.proposed + accepted
-        except Exception as error:  # whatever the model raised ends sequences, not the engine
+        except EngineStoppedError:  # a process that computes with this one has ended
+            view.rollback()
+            raise
+        except Exception as error:  # whatever else the model raised ends sequences, not the engine
             view.rollback()
             self._failed_passes += 1
             self._isolate(plan, error)

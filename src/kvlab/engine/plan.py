@@ -52,6 +52,13 @@ class EnginePlan:
         return self.kernels is not None
 
     @property
+    def cpu_threads(self) -> int:
+        """Threads of the CPU that compute, of all ranks; 0: it does not."""
+        if self.kernels is None or self.device != "cpu":
+            return 0
+        return self.kernels.threads * self.config.executor.tensor_parallel
+
+    @property
     def chosen(self) -> dict[str, str | int]:
         """What was chosen for settings that are `auto`, and how steps are timed if they are not computed."""
         if self.recording is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvlab.core import PoolCounters, PoolStats, Request, RequestRecord, Sequence, StepOutput, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import Clock
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -154,7 +155,7 @@ class Reporting(Protocol):
 class Repeating(Protocol):
     """An engine that can take steps at once, on a clock that is not waited for."""
 
-    def repeat(self, until_s: float) -> list[StepRecord]:
+    def repeat(self, until_s: float) -> StepLog:
         """The next steps, as far as they are all alike, that begin before `until_s`, when the next request arrives;
         none where `step` has something to decide.
         """

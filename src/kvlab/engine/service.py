@@ -281,7 +281,8 @@ class Engine:
 
     @staticmethod
     def _stopped(error: Exception) -> EngineStoppedError:
-        return EngineStoppedError(f"the engine stopped: a step raised {type(error).__name__}: {error}")
+        reason = "" if isinstance(error, EngineStoppedError) else f"a step raised {type(error).__name__}: "
+        return EngineStoppedError(f"the engine stopped: {reason}{error}")
 
 
 def _run(future: Future[T], action: Callable[[], T]) -> None:

@@ -8,21 +8,19 @@ token is that of the steps one by one, which decide whenever there is something 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from kvlab.core import PoolCounters, Sequence, SequenceSpec, StepRecord, attended_pairs
+from kvlab.core import PoolCounters, Sequence, SequenceSpec, attended_pairs
+from kvlab.core.step_log import StepLog
 from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
 
 _MOST = 512  # steps at once
 _FIRST = 8  # steps that are planned before it is known how many begin in time, twice as many each time after
-_NOTHING = PoolCounters()
 
 
 @runtime_checkable
@@ -94,50 +92,48 @@ class StepRun:
         running: int,
         waiting: int,
         replica: int = 0,
-    ) -> list[StepRecord]:
+    ) -> StepLog:
         """Take the steps that were planned: give sequences their tokens, bring blocks forward, note each step.
 
         `before` is what had been done when the first step began, `index` its number; `running` and `waiting` are
         numbers of sequences, `replica` that of the engine.
         """
         pool, decoding, times = self._pool, len(self._decoding), self._times
-        tokens, sequences = np.concatenate(self._tokens)[: len(times) - 1], self._decoding.sequences
+        steps = len(times) - 1
+        tokens, sequences = np.concatenate(self._tokens)[:steps], self._decoding.sequences
         rows = self._decoding.extend(tokens, times[1:])
         self.ended = [(sequences[row], int(tokens[-1, row])) for row in rows]
         chunk, count = (None, 0) if self._chunk is None else self._chunk
-        context = self._lengths.sum(axis=1).tolist()
-        attended = attended_pairs(self._new, self._lengths).sum(axis=1).tolist()
-        stats, records, log = pool.stats(), [], pool.allocator.content_log
-        for step, (start_s, end_s) in enumerate(pairwise(times)):
+        lengths, log = self._lengths[:steps], pool.allocator.content_log
+        pools, stored, recomputed = [], [], []
+        for step in range(steps):
             if step and log is not None:
                 log.next_step()
-            expired = pool.expire(start_s)
+            expired = pool.expire(times[step])
             if self._blocks.step() or expired or not step:  # before the first, ended ones gave back their blocks
-                stats, now = pool.stats(), pool.counters()
-                counters, before = now - before, now
-            else:
-                stats, counters = replace(stats, tokens_stored=pool.tokens_stored), _NOTHING
+                now = pool.counters()
+                pools.append((step, pool.stats(), now - before))
+                before = now
+            stored.append(pool.tokens_stored)
+            recomputed.append(0 if chunk is None else chunk.advance(count))
             if journal is not None:
                 journal.end_step()
-            records.append(
-                StepRecord(
-                    index=index + step,
-                    start_s=start_s,
-                    end_s=end_s,
-                    running=running,
-                    waiting=waiting,
-                    batch_seqs=len(self._new),
-                    prefill_tokens=count,
-                    decode_tokens=decoding,
-                    recomputed_tokens=0 if chunk is None else chunk.advance(count),
-                    execute_ms=(end_s - start_s) * 1000,
-                    sampled_tokens=decoding,
-                    context_tokens=context[step],
-                    attended_tokens=attended[step],
-                    replica=replica,
-                    pool=stats,
-                    counters=counters,
-                )
-            )
         self._blocks.finish()
-        return records
+        columns: dict[str, ArrayLike] = {
+            "index": np.arange(index, index + steps),
+            "start_s": times[:-1],
+            "end_s": times[1:],
+            "running": running,
+            "waiting": waiting,
+            "batch_seqs": len(self._new),
+            "prefill_tokens": count,
+            "decode_tokens": decoding,
+            "recomputed_tokens": recomputed,
+            "execute_ms": np.diff(times) * 1000,
+            "sampled_tokens": decoding,
+            "context_tokens": lengths.sum(axis=1),
+            "attended_tokens": attended_pairs(self._new, lengths).sum(axis=1),
+            "replica": replica,
+            "pool.tokens_stored": stored,
+        }
+        return StepLog.of_columns(pools, columns, steps)

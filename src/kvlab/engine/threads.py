@@ -19,18 +19,24 @@ class Cores(NamedTuple):
     logical: int  # hardware threads; more than `physical` where a core runs two
 
 
-def resolve_threads(setting: int | None) -> int:
+def resolve_threads(setting: int | None, ranks: int = 1) -> int:
     """`executor.threads`, or where it is null as many as PyTorch is set to (`OMP_NUM_THREADS`, all cores), but at
     most one to a physical core: a second on it makes all others wait. A part of a core that a container's limit
-    leaves is worth a thread where it adds a tenth.
+    leaves is worth a thread where it adds a tenth. So many `ranks` share the cores: the threads are those of each.
 
-    Raises ConfigError for more threads than hardware threads.
+    Raises ConfigError for more threads than hardware threads, and for more ranks.
     """
     cores = usable_cores()
+    if ranks > cores.logical:
+        text = f"is more ranks than the {cores.logical} cores that this process may use; at most one to a core"
+        raise ConfigError("executor.tensor_parallel", ranks, f"{text}: {cores.logical} would do")
     if setting is None:
         import torch  # this late: other figures of this module do not need it
 
-        return max(1, min(torch.get_num_threads(), cores.physical))
+        return max(1, min(torch.get_num_threads(), cores.physical // ranks))
+    if setting * ranks > cores.logical and ranks > 1:
+        text = f"each of executor.tensor_parallel={ranks} ranks has so many, and they share {cores.logical} cores"
+        raise ConfigError("executor.threads", setting, f"{text}; {cores.logical // ranks}, or null, would do")
     if setting > cores.logical:
         raise ConfigError(
             "executor.threads",

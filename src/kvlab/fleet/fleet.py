@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from kvlab.config.fleet import LifeEvent
 from kvlab.core import FinishReason, Request, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, end_unserved
@@ -135,21 +136,21 @@ class Fleet:
         if replica is None:
             return None
         record = replica.step()
-        self._stepped(replica, [] if record is None else [record])
+        self._stepped(replica, [] if record is None else [record.end_s])
         return record
 
-    def repeat(self, until_s: float) -> list[StepRecord]:
+    def repeat(self, until_s: float) -> StepLog:
         """See Repeating: steps of the replica that is due first."""
         self._receive()
         replica = self._first()
         if replica is None:
-            return []
+            return StepLog()
         bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
         if self.split is not None or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
         if records:
-            self._stepped(replica, records)
+            self._stepped(replica, records.column("end_s").tolist())
         return records
 
     def has_work(self) -> bool:
@@ -237,10 +238,10 @@ class Fleet:
         """When the next arrival or hand-over is that is known of."""
         return self._events[0].when_s if self._events else math.inf
 
-    def _stepped(self, replica: Replica, records: Sequence[StepRecord]) -> None:
-        replica.settle(bool(records))
-        if records:
-            self.views[replica.index].prefixes.stepped([record.end_s for record in records])
+    def _stepped(self, replica: Replica, ends_s: Sequence[float]) -> None:
+        replica.settle(bool(ends_s))
+        if ends_s:
+            self.views[replica.index].prefixes.stepped(ends_s)
         self._advance()
 
     def _first(self) -> Replica | None:

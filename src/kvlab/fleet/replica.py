@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvlab.core import Request, RequestRecord, Sequence, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.protocol import FinishCallback, OutputCallback
@@ -40,6 +41,23 @@ class Load(NamedTuple):
 _EMPTY = Load(-math.inf, 0, 0, 0, 0.0)
 
 
+class _Loads(NamedTuple):
+    """The loads of steps that were taken at once."""
+
+    starts_s: list[float]
+    running: int
+    waiting: int
+    blocks_in_use: list[int]
+    blocks_total: int
+
+    def at(self, when: float) -> Load:
+        """That of the last that began by then, or of the first."""
+        place = max(bisect_right(self.starts_s, when) - 1, 0)
+        blocks = self.blocks_in_use[place]
+        usage = blocks / self.blocks_total if self.blocks_total else 0.0
+        return Load(self.starts_s[place], self.running, self.waiting, blocks, usage)
+
+
 class Replica:
     """An engine with a clock of its own. `due_s` is when it has something to do next: the fleet steps the one that
     is due first, so that nothing that a replica does depends on what comes later.
@@ -52,7 +70,7 @@ class Replica:
         self.core = engine.core if isinstance(engine, FrontEnd) else engine
         self.core.replica = index
         self.due_s = math.inf
-        self.loads: deque[Load] = deque([_EMPTY])
+        self._loads: deque[_Loads] = deque([_Loads([-math.inf], 0, 0, [0], 0)])
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when those that are known to end, end
         self._ended = 0
@@ -106,12 +124,20 @@ class Replica:
         """A step that begins when one is due; None if there was nothing to do then."""
         self.engine.clock.wait_until(self.due_s)
         record = self.engine.step()
-        return None if record is None else self._noted([record])[0]
+        if record is not None:
+            blocks = (0, 0) if record.pool is None else (record.pool.blocks_in_use, record.pool.blocks_total)
+            self._loads.append(_Loads([record.start_s], record.running, record.waiting, [blocks[0]], blocks[1]))
+        return record
 
-    def repeat(self, until_s: float) -> list[StepRecord]:
+    def repeat(self, until_s: float) -> StepLog:
         """See Repeating."""
         self.engine.clock.wait_until(self.due_s)
-        return self._noted(self.engine.repeat(until_s))
+        steps = self.engine.repeat(until_s)
+        if steps:
+            starts, blocks = (steps.column(name).tolist() for name in ("start_s", "pool.blocks_in_use"))
+            first, total = steps[0], int(steps.column("pool.blocks_total")[0])
+            self._loads.append(_Loads(starts, first.running, first.waiting, blocks, total))
+        return steps
 
     def settle(self, progressed: bool) -> None:
         """Find out when it goes on, after a step that did something or not."""
@@ -133,9 +159,9 @@ class Replica:
 
     def load_at(self, when: float) -> Load:
         """Its load as the last step began that began by `when`; never asked for an earlier time again."""
-        while len(self.loads) > 1 and self.loads[1].start_s <= when:
-            self.loads.popleft()
-        return self.loads[0]
+        while len(self._loads) > 1 and self._loads[1].starts_s[0] <= when:
+            self._loads.popleft()
+        return self._loads[0].at(when)
 
     def sent_between(self, after_s: float, until_s: float) -> int:
         """Requests that were sent here after one moment, up to another."""
@@ -145,13 +171,6 @@ class Replica:
         """Its sequences that have not ended."""
         scheduler = self.core.scheduler
         return [each for each in (*scheduler.waiting, *scheduler.running) if each.finish_reason is None]
-
-    def _noted(self, records: list[StepRecord]) -> list[StepRecord]:
-        for record in records:
-            pool = record.pool
-            usage = (0, 0.0) if pool is None else (pool.blocks_in_use, pool.block_utilization)
-            self.loads.append(Load(record.start_s, record.running, record.waiting, *usage))
-        return records
 
 
 class SimulatedView(ReplicaView):

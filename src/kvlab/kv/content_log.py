@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from kvlab.core import Salt
 from kvlab.kv.prefix import DIGEST, Prefix
-from kvlab.kv.tiers.base import Key, key_of
+from kvlab.kv.tiers.base import Key, key_behind, key_of
 
 _TOKEN_BYTES = 8  # the tokens of a root's child that stands for a group are fewer
 
@@ -59,7 +59,9 @@ class ContentLog:
         event: Stored | None = None
         for node in contents.values():
             if event is not None and node.parent is last:
-                event.keys.append(key_of(node))
+                if not hasattr(node, "key"):
+                    node.key = key_behind(event.keys[-1], node.tokens)
+                event.keys.append(node.key)
                 event.tokens.append(node.tokens)
             else:
                 event = self._stored(node)
@@ -74,7 +76,7 @@ class ContentLog:
             if event is None or event.group != group:
                 event = Removed([], group)
                 self._events.append(event)
-            event.keys.append(key_of(node))
+            event.keys.append(node.key if hasattr(node, "key") else key_of(node))
 
     def cleared(self) -> None:
         """No content is left: what the events before had is of no interest any more."""

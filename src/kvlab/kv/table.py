@@ -48,6 +48,14 @@ class BlockTables:
         """The slots in use."""
         return set(np.flatnonzero(self.is_live).tolist())
 
+    def take(self, slots: NDArray[np.int64], width: int) -> BlockTables:
+        """Copies of some slots' tables, with as many entries, to be read."""
+        taken = BlockTables(width, self.block_size)
+        taken.entries = self.entries[slots, :width]
+        for name in ("first", "counts", "lengths", "stored"):
+            setattr(taken, name, getattr(self, name)[slots])
+        return taken
+
     def add(self, blocks: Sequence[int], first: int = 0) -> int:
         """Open a slot whose table has `blocks` from entry `first` on; returns its number."""
         if not self._unused:

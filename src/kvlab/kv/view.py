@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     import torch
 
     from kvlab.kv.storage import KVStorage
+
+
+class PlainView(NamedTuple):
+    """A view as plain data, of which another process makes the same view of its own storage."""
+
+    new_tokens: NDArray[np.int64]  # of each of the B sequences
+    tables: tuple[BlockTables, ...]  # of each group of layers, with B slots
+
+    def of(self, storage: KVStorage) -> CacheView:
+        """The view of that `storage`. It is not advanced or rolled back: the first one is."""
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("this view has no pool")
+
+        rows, (first, *others) = np.arange(len(self.new_tokens)), self.tables
+        return CacheView(
+            first, storage, rows, self.new_tokens, on_advance=refuse, on_rollback=refuse, others=others
+        )
 
 
 class CacheView:
@@ -240,6 +258,11 @@ class CacheView:
         )
         part._open = False
         return part
+
+    def plain(self) -> PlainView:
+        """See PlainView."""
+        width = -(-int(self._after.max(initial=0)) // self.block_size)
+        return PlainView(self._new, tuple(group._tables.take(self._slots, width) for group in self.groups))
 
     def advance(self, kept: NDArray[np.int64] | None = None) -> None:
         """Make the step's tokens part of the sequences: of each slot the first `kept`, `[B]`; None: all. The others

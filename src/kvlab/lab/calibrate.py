@@ -54,8 +54,8 @@ class Errors(NamedTuple):
     @classmethod
     def of(cls, predicted: Rows, seconds: Rows) -> Errors:
         """Of the steps of one run, or of several."""
-        each, total = np.abs(predicted / seconds - 1), predicted.sum() / seconds.sum() - 1
-        return cls(float(np.median(each)), float(np.quantile(each, 0.9)), float(total))
+        off, total = np.abs(predicted / seconds - 1), predicted.sum() / seconds.sum() - 1
+        return cls(float(np.median(off)), float(np.quantile(off, 0.9)), float(total))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def calibrate(runs: Sequence[RealRun], *, repeated_share: float = 1.0, draws: in
     low, high = np.quantile(_resampled(table, seconds, share, draws), [0.025, 0.975], axis=0)
     intervals = {name: (float(a), float(b)) for name, a, b in zip(NAMES, low, high, strict=True)}
     residuals, held_out = Errors.of(table @ coefficients, seconds), Errors.of(predicted, seconds)
-    times = dict(zip(NAMES, (float(each) for each in coefficients), strict=True))
+    times = dict(zip(NAMES, (float(number) for number in coefficients), strict=True))
     calibration = Calibration(
         subject=first.subject,
         machine=first.machine,
@@ -139,7 +139,7 @@ def calibrate(runs: Sequence[RealRun], *, repeated_share: float = 1.0, draws: in
         },
     )
     spent = table.sum(axis=0) * coefficients
-    shares = dict(zip(NAMES, (float(each) for each in spent / spent.sum()), strict=True))
+    shares = dict(zip(NAMES, (float(number) for number in spent / spent.sum()), strict=True))
     unseen = [name for name, column in zip(NAMES, table.T, strict=True) if not column.any()]
     return Fit(calibration, intervals, shares, count, residuals, held_out, parts, unseen)
 
@@ -150,13 +150,13 @@ def _fit(table: Rows, seconds: Rows, repeated_share: float | None) -> Rows:
     relative = table / scale / seconds[:, None]
     weights, before = np.ones(len(seconds)), np.zeros(len(scale))
     for _ in range(_ROUNDS):
-        found, _ = nnls(relative * weights[:, None], weights)
-        if np.allclose(found, before, rtol=1e-3, atol=1e-6):
+        solution, _ = nnls(relative * weights[:, None], weights)
+        if np.allclose(solution, before, rtol=1e-3, atol=1e-6):
             break
-        errors, before = np.abs(relative @ found - 1), found
+        errors, before = np.abs(relative @ solution - 1), solution
         deviation = max(1.4826 * float(np.median(errors)), 1e-9)
         weights = np.sqrt(np.minimum(1, _OUTLIER * deviation / np.maximum(errors, 1e-12)))
-    coefficients: Rows = found / scale
+    coefficients: Rows = solution / scale
     coefficients[~table.any(axis=0)] = 0
     if repeated_share is not None:
         coefficients[_REPEATED] = repeated_share * coefficients[_READ]

@@ -166,7 +166,7 @@ def plan_capacity(
     for length in lengths or ():
         if not 1 <= length <= longest:
             raise ConfigError("lengths", length, f"a mean length is from 1 to model.max_seq_len={longest} tokens")
-    return replace(plan, lengths=tuple(_at_length(plan, each) for each in lengths or default_lengths(longest)))
+    return replace(plan, lengths=tuple(_at_length(plan, mean) for mean in lengths or default_lengths(longest)))
 
 
 def default_lengths(max_seq_len: int) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ def _pool_figures(pool: PoolSize) -> dict[str, Any]:
     figures |= {"token_slots": pool.token_slots, "bytes": pool.num_bytes}
     if not pool.groups:
         return figures
-    return figures | {"groups": [{"layers": len(each.layers), "window": each.window} for each in pool.groups]}
+    return figures | {"groups": [{"layers": len(group.layers), "window": group.window} for group in pool.groups]}
 
 
 def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int) -> CapacityError:

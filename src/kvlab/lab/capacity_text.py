@@ -11,6 +11,7 @@ from kvlab.config import format_bytes
 from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
+from kvlab.lab.results.tables import new_table
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.memory import layer_tensors
 
@@ -43,6 +44,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)
+    if (ranks := plan.settings.ranks) > 1:
+        parts = plan.weights.total, plan.working.peak, plan.paged.num_bytes
+        each = (format_bytes(part // ranks) for part in parts)
+        yield "ranks", str(ranks), "each with {} of weights, {} of working memory, {} of KV cache".format(*each)
 
 
 def model_line(plan: CapacityPlan) -> str:
@@ -62,7 +67,9 @@ def _block_formula(plan: CapacityPlan) -> str:
     pool, spec = plan.paged, plan.spec
     if not pool.groups:
         return f"{pool.block_size} tokens x {spec.bytes_per_token:,} bytes"
-    kinds = Counter("full attention" if each.window is None else f"{each.window:,} tokens" for each in pool.groups)
+    kinds = Counter(
+        "full attention" if group.window is None else f"{group.window:,} tokens" for group in pool.groups
+    )
     groups = " and ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"{pool.block_size} tokens x {spec.layers_per_block} layers; groups of layers: {groups}"
 
@@ -108,8 +115,8 @@ def _working_formula(plan: CapacityPlan) -> str:
         return f"largest: {format_bytes(working.compiling)} while kernels are compiled and timed{small}"
     if working.logits > working.layers + working.attention:
         stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
-        each = (working.logits - stream) // (settings.rows * model.vocab_size)
-        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {each} bytes"
+        width = (working.logits - stream) // (settings.rows * model.vocab_size)
+        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
     count = layer_tensors(model, settings)
     queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))
@@ -138,10 +145,9 @@ def _pools_formula(plan: CapacityPlan) -> str:
 
 def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
     backends = list(plan.pools)
-    for name in ("mean length", *backends, "advantage", *(f"unused, {backend}" for backend in backends)):
-        table.add_column(name, justify="right")
+    unused = (f"unused, {backend}" for backend in backends)
+    table = new_table("mean length", *backends, "advantage", *unused, justify="right")
     for row in plan.lengths:
         table.add_row(
             f"{row.length:,}",

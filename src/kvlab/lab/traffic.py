@@ -92,12 +92,12 @@ class _Counts:
     @property
     def text(self) -> str:
         """In a line."""
-        found = f"{self.requests:,} requests, {self.prompt:,} prompt tokens"
-        found += f", {self.output:,} output tokens" if self.answered else ""
+        said = f"{self.requests:,} requests, {self.prompt:,} prompt tokens"
+        said += f", {self.output:,} output tokens" if self.answered else ""
         span = self.last_s - self.first_s
         if self.timed and span > 0:
-            found += f", in {_duration(span)} ({self.requests / span:.3g} a second)"
-        return found
+            said += f", in {_duration(span)} ({self.requests / span:.3g} a second)"
+        return said
 
 
 def import_traffic(file: str, settings: ImportSettings) -> Imported:
@@ -115,10 +115,10 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
     path = _target(file, settings)
-    found: Iterable[TracedRequest] = importer.requests()
+    read: Iterable[TracedRequest] = importer.requests()
     if settings.sort or not kind.in_order:
-        found = sorted(found, key=lambda request: request.arrival_s or 0.0)
-    requests = iter(found)
+        read = sorted(read, key=lambda request: request.arrival_s or 0.0)
+    requests = iter(read)
     first = next(requests, None)
     if first is None:
         raise WorkloadError(f"{shown(file)}: holds no request")
@@ -176,10 +176,6 @@ class OwnRun(Importer):
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
 
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return False
-
     def requests(self) -> Iterator[TracedRequest]:
         for record in read_run(Path(self.options.path)).requests():
             if record.sample:
@@ -213,14 +209,14 @@ def read_key(file: str | None) -> bytes:
     if file is None:
         return secrets.token_bytes(32)
     try:
-        found = Path(file).read_bytes().strip()
+        key = Path(file).read_bytes().strip()
     except OSError as error:
         raise ConfigError("hash_with", file, f"cannot be read: {error.strerror}") from error
-    if not _LEAST_SECRET <= len(found) <= 64:
+    if not _LEAST_SECRET <= len(key) <= 64:
         raise ConfigError(
-            "hash_with", file, f"has {len(found)} bytes; needed: {_LEAST_SECRET} to 64, as of openssl rand"
+            "hash_with", file, f"has {len(key)} bytes; needed: {_LEAST_SECRET} to 64, as of openssl rand"
         )
-    return found
+    return key
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvlab.attention.base import AttentionSpec
@@ -99,6 +99,34 @@ class DecoderConfig:
     def kv_spec(self, dtype: str, value_dtype: str | None = None) -> KVSpec:
         """K and V of a token, as the cache stores them; V in `dtype` too unless it has one of its own."""
         return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, value_dtype)
+
+
+def vocabulary_part(vocab_size: int, rank: int, size: int) -> range:
+    """The token ids whose rows of embedding and output layer a rank has: equal parts, the last one shorter."""
+    each = -(-vocab_size // size)
+    return range(min(rank * each, vocab_size), min((rank + 1) * each, vocab_size))
+
+
+def part_of(config: DecoderConfig, size: int, rank: int = 0) -> DecoderConfig:
+    """The decoder that a rank computes, apart from its sums. Raises ConfigError for one that `size` does not
+    divide.
+    """
+    for name, count in (
+        ("KV heads", config.num_kv_heads),
+        ("query heads", config.num_heads),
+        ("columns in its MLP", config.intermediate_size),
+    ):
+        if count % size:
+            most = max(n for n in range(1, size) if not (config.num_kv_heads % n or config.intermediate_size % n))
+            text = f"{config.family} has {count} {name}, which cannot be divided so; {most} would do"
+            raise ConfigError("executor.tensor_parallel", size, text)
+    return replace(
+        config,
+        num_heads=config.num_heads // size,
+        num_kv_heads=config.num_kv_heads // size,
+        intermediate_size=config.intermediate_size // size,
+        vocab_size=len(vocabulary_part(config.vocab_size, rank, size)),
+    )
 
 
 class WeightCounts(NamedTuple):

@@ -44,6 +44,7 @@ class EngineSettings:
     speculated: int = 0  # most tokens proposed for a sequence in a step
     devices: int | None = None  # that are simulated, with a framework's kernels; None: this machine's device
     startup: Startup = OTHERS  # what a simulated framework counts at its start
+    ranks: int = 1  # processes of this machine that share the heads, the columns and the vocabulary
 
     @property
     def element(self) -> int:

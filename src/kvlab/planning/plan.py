@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, part_of
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.memory import EngineSettings, WeightBytes, WorkingMemory, weight_bytes, working_memory
 from kvlab.planning.sparse import sparse_weight_bytes
+
+T = TypeVar("T", WeightBytes, WorkingMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,22 @@ class MemoryPlan:
 def plan_memory(
     model: DecoderConfig, spec: KVSpec, settings: EngineSettings, memory: int | None = None
 ) -> MemoryPlan:
-    """The plan of a model whose cache stores `spec` for a token."""
+    """The plan of a model whose cache stores `spec` for a token: of all ranks together."""
     if isinstance(model, SparseConfig):
-        weights = sparse_weight_bytes(model, settings)
-    else:
-        weights = weight_bytes(model, settings)
-    working = working_memory(model, spec, settings)
+        weights, working = sparse_weight_bytes(model, settings), working_memory(model, spec, settings)
+        return MemoryPlan(model, spec, settings, weights, working, memory)
+    ranks = settings.ranks
+    part = model if ranks == 1 else part_of(model, ranks)
+    own = replace(spec, num_kv_heads=spec.num_kv_heads // ranks)
+    weights, working = weight_bytes(part, settings), working_memory(part, own, settings)
+    if ranks > 1:
+        # Each rank takes its part of a weight that it reads whole. Rank 0 samples, from the logits of all.
+        whole = working_memory(model, spec, settings)
+        logits = working_memory(part, own, replace(settings, random_sampling=False)).logits + whole.logits // ranks
+        working = _times(replace(working, logits=logits, loading=working.loading + whole.loading), ranks)
+        weights = _times(weights, ranks)
     return MemoryPlan(model, spec, settings, weights, working, memory)
+
+
+def _times(figures: T, count: int) -> T:
+    return replace(figures, **{each.name: count * getattr(figures, each.name) for each in fields(figures)})

@@ -11,7 +11,7 @@ from kvlab.config import EngineConfig
 from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
-from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs
+from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs, part_of
 from kvlab.planning.memory import EngineSettings
 from kvlab.planning.startup import startup
 
@@ -44,6 +44,7 @@ def memory_settings(
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),
         random_sampling=random_sampling,
         devices=devices,
+        ranks=1 if devices else config.executor.tensor_parallel,
         startup=startup(config.framework),
     )
 
@@ -86,6 +87,10 @@ def settings_elsewhere(
     attention = attention_elsewhere(config, model, device)
     settings = memory_settings(config, device, attention, native=native, random_sampling=random_sampling)
     refuse_devices(config, "needs the kind of the devices, as hardware=h100_sxm")
+    if executor.tensor_parallel > 1 and device == "cuda":
+        text = "needs the kind of the devices, as hardware=h100_sxm"
+        raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
+    refuse_split(config, model)
     if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
         refuse_packed(config, model)
         import torch
@@ -108,10 +113,27 @@ def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
 
 
 def refuse_devices(config: EngineConfig, reason: str) -> None:
-    """Raise ConfigError for more devices than one."""
-    for key in ("tensor_parallel", "attention_data_parallel", "expert_parallel"):
+    """Raise ConfigError for devices among which sequences or experts are divided."""
+    for key in ("attention_data_parallel", "expert_parallel"):
         if (count := getattr(config.executor, key)) > 1:
             raise ConfigError(f"executor.{key}", count, reason)
+
+
+def refuse_split(config: EngineConfig, model: DecoderConfig) -> None:
+    """Raise ConfigError for what several ranks cannot compute or hold."""
+    ranks, kv = config.executor.tensor_parallel, config.kv
+    if ranks == 1:
+        return
+    if isinstance(model, TransformersConfig):
+        text = f"divides kvlab's own decoders, and transformers runs {model.family} in one process; leave it at 1"
+        raise ConfigError("executor.tensor_parallel", ranks, text)
+    for key, room in (("kv.offload", kv.offload), ("kv.offload_disk", kv.offload_disk)):
+        if room is not None:
+            text = (
+                f"copies the blocks of one process, and executor.tensor_parallel={ranks} has several; leave it null"
+            )
+            raise ConfigError(key, room, text)
+    part_of(model, ranks)
 
 
 def refuse_fp8(config: EngineConfig) -> None:

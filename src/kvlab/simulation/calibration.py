@@ -69,9 +69,9 @@ class Calibration:
         if not path:
             raise ConfigError(KEY, path, "timing=fitted reads a file that kvlab calibrate wrote; name it")
         try:
-            found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            found["subject"] = Subject(**found["subject"])
-            calibration = cls(**found)
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            values["subject"] = Subject(**values["subject"])
+            calibration = cls(**values)
             numbers = [calibration.between_s, calibration.threads]
             numbers += [calibration.coefficients[name] for name in NAMES]
             numbers += [calibration.largest[name] for name in WORK]

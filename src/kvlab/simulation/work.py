@@ -69,7 +69,7 @@ class Work:
         )
 
 
-WORK = [each.name for each in fields(Work)]
+WORK = [field.name for field in fields(Work)]
 
 
 def rows(model: DecoderConfig, works: Sequence[Work]) -> Rows:
@@ -120,5 +120,5 @@ def within_windows(
 
 def most(works: Iterable[Work]) -> dict[str, int]:
     """The largest of each of the steps' figures."""
-    found = list(works)
-    return {name: max(getattr(work, name) for work in found) for name in WORK}
+    steps = list(works)
+    return {name: max(getattr(work, name) for work in steps) for name in WORK}

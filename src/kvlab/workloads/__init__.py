@@ -73,9 +73,9 @@ def _with_tokens(request: Request, tokenizer: Callable[[], Tokenizer] | None) ->
     if prompt is not None or request.sampling.stop:
         if tokenizer is None:
             raise WorkloadError("the request needs text, and there is no tokenizer here")
-        found = tokenizer()
+        encoder = tokenizer()
         if prompt is not None:
-            request = replace(request, prompt_token_ids=tuple(found.encode_prompt(prompt)))
+            request = replace(request, prompt_token_ids=tuple(encoder.encode_prompt(prompt)))
     if request.pin_tokens:
         check_pin(request)
     return request
@@ -84,9 +84,9 @@ def _with_tokens(request: Request, tokenizer: Callable[[], Tokenizer] | None) ->
 def _check_settings(config: WorkloadConfig, memory: int) -> None:
     """Raise CapacityError for settings whose requests will take more than `memory` bytes."""
     own, shared = config.turns * _mean(config.prompt_len), config.system_len + config.group_len
-    each = config.turns * _REQUEST_BYTES + _TOKEN_BYTES * own + _SHARED_TOKEN_BYTES * shared
+    size = config.turns * _REQUEST_BYTES + _TOKEN_BYTES * own + _SHARED_TOKEN_BYTES * shared
     common = _TOKEN_BYTES * (config.system_len + config.num_groups * (config.group_len + 1))
-    needed, fitting = common + config.num_requests * each, int((memory - common) // each)
+    needed, fitting = common + config.num_requests * size, int((memory - common) // size)
     if needed > memory:
         advice = f"workload.num_requests={fitting} would fit"
         if fitting < 1:

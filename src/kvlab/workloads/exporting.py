@@ -32,13 +32,13 @@ class _Blocks:
 
     def ids(self, request: TracedRequest, number: int) -> list[int]:
         """The hash of the last traced block that a block reaches into covers all before it."""
-        found = []
+        ids = []
         for place in range(-(-request.prompt_tokens // self._size)):
             end = min((place + 1) * self._size, request.prompt_tokens)
             own = ("request", number)  # of which nobody knows what it has in common with others
             key = own if request.hashes is None else request.hashes[(end - 1) // self._traced]
-            found.append(self._numbers.setdefault((key, place), len(self._numbers)))
-        return found
+            ids.append(self._numbers.setdefault((key, place), len(self._numbers)))
+        return ids
 
 
 def _azure(header: Header, requests: Iterable[TracedRequest]) -> Iterator[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import io
 import json
@@ -85,6 +86,14 @@ def decoded(line: bytes) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 text (byte {error.start + 1})") from error
+
+
+def csv_cells(line: bytes) -> list[str]:
+    """The cells of a line of a CSV file, without spaces around them. Raises ValueError, saying what is wrong."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
 
 
 def json_object(line: bytes) -> dict[str, Any]:

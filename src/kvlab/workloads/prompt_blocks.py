@@ -48,7 +48,7 @@ class BlockHasher:
         return list(self._digests(last, np.asarray(token_ids, dtype="<u4").tobytes(), 4 * self._block_tokens))
 
     def _chain(self, data: bytes, size: int) -> list[int]:
-        return [int.from_bytes(each, "big") for each in self._digests(b"", data, size)]
+        return [int.from_bytes(digest, "big") for digest in self._digests(b"", data, size)]
 
     def _digests(self, last: bytes, data: bytes, size: int) -> Iterator[bytes]:
         for start in range(0, len(data), size):
@@ -62,16 +62,16 @@ def text_encoder(tokenizer: str | None) -> Encode | None:
     if tokenizer is None:
         return None
     model = ModelConfig(name="import", family="qwen3", tokenizer=tokenizer, weights="dummy")
-    found = load_tokenizer(model)
+    loaded = load_tokenizer(model)
 
     def encode(prompt: Any) -> Sequence[int]:
         if isinstance(prompt, str):
-            return found.encode(prompt)
+            return loaded.encode(prompt)
         try:
-            messages = [Message(str(each["role"]), _text(each.get("content")), each) for each in prompt]
-            return found.encode_prompt(messages)
+            messages = [Message(str(message["role"]), _text(message.get("content")), message) for message in prompt]
+            return loaded.encode_prompt(messages)
         except (KvlabError, AttributeError, KeyError, TypeError):  # no template, or none that takes these
-            return found.encode(json.dumps(prompt, ensure_ascii=False))
+            return loaded.encode(json.dumps(prompt, ensure_ascii=False))
 
     return encode
 

@@ -22,7 +22,7 @@ from kvlab.core import MAX_WHOLE
 from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.lines import json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
-from kvlab.workloads.traces import Place
+from kvlab.workloads.traces import Place, are_ids
 
 VERSION = 1
 MARK = "kvlab_trace"
@@ -73,10 +73,10 @@ class TracedRequest:
 
     def line(self) -> str:
         """It as a line of a file."""
-        found = {name: value for name, value in zip(_FIELDS, _values(self), strict=True) if value is not None}
+        columns = {name: value for name, value in zip(_FIELDS, _values(self), strict=True) if value is not None}
         if self.hashes is not None:
-            found["hashes"] = [f"{each:016x}" for each in self.hashes]
-        return _as_json(found)
+            columns["hashes"] = [f"{block_hash:016x}" for block_hash in self.hashes]
+        return _as_json(columns)
 
     def check(self, block_tokens: int) -> None:
         """Raises ValueError for what a trace cannot hold: others may write anything."""
@@ -95,23 +95,23 @@ class TracedRequest:
                 raise ValueError(f"{name} is {shown(value, repr)}, not text")
         if self.hashes is not None:
             blocks = -(-self.prompt_tokens // block_tokens)
-            if len(self.hashes) != blocks or not all(type(of) is int and 0 <= of < 2**64 for of in self.hashes):
+            if not are_ids(self.hashes) or len(self.hashes) != blocks:
                 raise ValueError(f"expected {blocks} hashes of 64 bits, one for each {block_tokens} tokens")
 
 
 _WHOLE = ("output_tokens", "max_tokens", "cached_tokens")
 _SECONDS = ("arrival_s", "temperature", "queue_ms", "ttft_ms", "e2el_ms")
 _TEXT = ("prompt", "output")
-_FIELDS = [each.name for each in fields(TracedRequest)]
+_FIELDS = [column.name for column in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
-_HEADER = [each.name for each in fields(Header)]
+_HEADER = [column.name for column in fields(Header)]
 
 
 def header_line(header: Header) -> str:
     """It as a line of a file."""
     default = Header()
-    found = {name: value for name in _HEADER if (value := getattr(header, name)) != getattr(default, name)}
-    return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | found)
+    changed = {name: value for name in _HEADER if (value := getattr(header, name)) != getattr(default, name)}
+    return json.dumps({MARK: VERSION, "block_tokens": header.block_tokens} | changed)
 
 
 def file_mode(header: Header) -> int:
@@ -174,8 +174,8 @@ def read_trace(path: str, *, text: bool = False) -> Iterator[tuple[Place, Traced
     """
     header = read_header(path)
     names = [name for name in _FIELDS if text or name not in _TEXT]
-    found = (_read_parquet if is_parquet(path) else _read)(path, header, names)
-    yield from sorted(found, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else found
+    requests = _read(path, header.block_tokens, names)
+    yield from sorted(requests, key=lambda pair: pair[1].arrival_s or 0.0) if header.order == "end" else requests
 
 
 def is_parquet(path: str) -> bool:
@@ -187,20 +187,23 @@ def is_parquet(path: str) -> bool:
         return False
 
 
-def _read_parquet(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
-    from kvlab.workloads.trace_parquet import read_rows
+def _read(path: str, block_tokens: int, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
+    if is_parquet(path):
+        from kvlab.workloads.trace_parquet import read_rows
 
-    for number, row in read_rows(path, names):
-        place = Place(path, number)
-        request = TracedRequest(**row)
+        rows = read_rows(path, names)
+    else:
+        rows = _json_rows(path, names)
+    for number, row in rows:
+        place, request = Place(path, number), TracedRequest(**row)
         try:
-            request.check(header.block_tokens)
+            request.check(block_tokens)
         except ValueError as error:
             raise place.error(f"{error}; expected a request of a trace") from error
         yield place, request
 
 
-def _read(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
+def _json_rows(path: str, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in islice(read_lines(path), 1, None):
         place = Place(path, number)
         try:
@@ -209,48 +212,26 @@ def _read(path: str, header: Header, names: Sequence[str]) -> Iterator[tuple[Pla
             if not line.endswith(b"\n"):
                 return
             raise place.error(f"{error}; expected a JSON object with a request") from error
-        yield place, _request(place, row, header, names)
+        try:
+            if row.get("hashes") is not None:
+                row["hashes"] = tuple(int(digits, 16) for digits in row["hashes"])
+        except (TypeError, ValueError) as error:
+            raise place.error("expected a list of 16 hexadecimal digits for each block", "hashes") from error
+        yield number, {name: row.get(name) for name in names}
 
 
 def _header(place: Place, line: bytes) -> Header:
     try:
-        found = json_object(line)
+        content = json_object(line)
     except ValueError:
-        found = {}
-    version = found.pop(MARK, None)
+        content = {}
+    version = content.pop(MARK, None)
     if version != VERSION:
         what = (
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
         raise place.error(f"{what}; kvlab import FILE makes one of other formats")
-    block_tokens = place.tokens(found.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
-    values: dict[str, Any] = {name: value for name, value in found.items() if name in _HEADER}
+    block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
+    values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
     unknown = values.get("unknown", ())
     return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
-
-
-def _request(place: Place, row: dict[str, Any], header: Header, names: Sequence[str]) -> TracedRequest:
-    values = {name: row[name] for name in names if row.get(name) is not None}
-    prompt = place.tokens(row.get("prompt_tokens"), "prompt_tokens", most=MAX_PROMPT_TOKENS)
-    for name in _WHOLE:
-        if name in values:
-            place.tokens(values[name], name, least=0, most=MAX_WHOLE)
-    for name in _SECONDS:
-        if name in values:
-            values[name] = place.seconds(values[name], name, "a number", _number)
-    if "hashes" in values:
-        blocks = -(-prompt // header.block_tokens)
-        try:
-            values["hashes"] = tuple(int(each, 16) for each in values["hashes"])
-        except (TypeError, ValueError) as error:
-            raise place.error("expected a list of 16 hexadecimal digits for each block", "hashes") from error
-        if len(values["hashes"]) != blocks:
-            has = f"expected {blocks}, one for each {header.block_tokens} of {prompt} tokens"
-            raise place.error(f"{len(values['hashes'])} hashes; {has}", "hashes")
-    return TracedRequest(**values)
-
-
-def _number(value: object) -> float:
-    if type(value) not in (int, float):
-        raise TypeError
-    return float(value)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ line and column, with what was expected there.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from kvlab.core import MAX_WHOLE, Request
 from kvlab.errors import WorkloadError, shown
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.arrivals import arrival_times
-from kvlab.workloads.lines import decoded, json_object, read_lines
+from kvlab.workloads.lines import csv_cells, json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request
 
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -73,6 +73,19 @@ class Place(NamedTuple):
         return number
 
 
+def moment(text: str) -> float:
+    """A date and time as seconds since 1970; without a time zone it is UTC. Raises ValueError."""
+    read = datetime.fromisoformat(text)
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+
+
+def are_ids(value: object) -> bool:
+    """Whether it is a list of numbers of 64 bits, as blocks have."""
+    if not isinstance(value, list | tuple):
+        return False
+    return all(type(number) is int and 0 <= number < 2**64 for number in value)
+
+
 class Row(NamedTuple):
     """One request of a trace. `time_s` counts from any moment; `blocks` are the ids of its prompt's blocks."""
 
@@ -98,8 +111,8 @@ def csv_rows(
     for number, line in read_lines(config.path or ""):
         place = Place(config.path, number)
         try:
-            cells = [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
-        except (ValueError, csv.Error) as error:
+            cells = csv_cells(line)
+        except ValueError as error:
             raise place.error(f"{error}; {wants}") from error
         if not names:
             names = _checked_header(place, cells, config.source)
@@ -166,7 +179,7 @@ def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
                 raise place.error(f"is missing; {_wanted(config.source)}", name)
         prompt = place.tokens(row["input_length"], "input_length", most=MAX_PROMPT_TOKENS)
         ids, blocks = row["hash_ids"], -(-prompt // config.block_tokens)
-        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**64 for each in ids):
+        if not are_ids(ids):
             raise place.error(f"{shown(ids, repr)}; expected a list of whole numbers below 2**64", "hash_ids")
         if len(ids) != blocks:
             has = (

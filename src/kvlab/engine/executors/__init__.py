@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvlab.registry import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvlab.config import EngineConfig
     from kvlab.engine.clock import Clock
     from kvlab.engine.plan import EnginePlan
@@ -25,6 +27,7 @@ class Execution(NamedTuple):
     storage: KVStorage | None  # tensors of the pool; None: the executor needs none
     links: Links | None = None  # of a simulated device to the pool's tiers
     weights: str = ""  # a digest of the model's, where the pool has a tier on disk
+    close: Callable[[], None] | None = None  # ends the processes that compute with this one
 
 
 class ExecutorKind(ABC):

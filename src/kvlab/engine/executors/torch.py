@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,11 +15,13 @@ from kvlab.config import EngineConfig
 from kvlab.core import TokenLogprobs
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.executors.ranks import RankedModel, RankedStorage, RankProcesses
 from kvlab.engine.plan import EnginePlan, Kernels
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, ScoredTokens, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import ConfigError
+from kvlab.kv.sizing import PoolSize
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
 from kvlab.models.config import TransformersConfig, attention_specs
@@ -25,11 +29,19 @@ from kvlab.models.decoder import Decoder, Model
 from kvlab.models.families import decoder_config
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.cpu_ops import CpuOps
+from kvlab.models.split import Ranks, SplitDecoder
 from kvlab.models.weight_sources import open_weights
 from kvlab.models.weights import DigestedWeights, WeightSource
 from kvlab.planning.cache import kv_spec, planned_pool
 from kvlab.planning.plan import plan_memory
-from kvlab.planning.settings import memory_settings, refuse_devices, refuse_fp8, refuse_packed, resolve_device
+from kvlab.planning.settings import (
+    memory_settings,
+    refuse_devices,
+    refuse_fp8,
+    refuse_packed,
+    refuse_split,
+    resolve_device,
+)
 
 _SCORED_AT_ONCE = 16  # rows of logits, which are as wide as the vocabulary
 
@@ -80,10 +92,12 @@ class TorchExecution(ExecutorKind):
             raise ConfigError("hardware", config.hardware.name, "can only be simulated; use executor=simulated")
         refuse_devices(config, "devices can only be simulated; use executor=simulated")
         refuse_fp8(config)
-        device = resolve_device(config.executor.device)
-        threads = resolve_threads(config.executor.threads)
+        device, ranks = resolve_device(config.executor.device), config.executor.tensor_parallel
+        _check_devices(device, ranks)
+        threads = resolve_threads(config.executor.threads, ranks if device == "cpu" else 1)
         model = decoder_config(config.model)
         refuse_packed(config, model)
+        refuse_split(config, model)
         spec = kv_spec(config, model)
         pool = planned_pool(config, spec)
         kernels = config.executor.kernels
@@ -110,16 +124,45 @@ class TorchExecution(ExecutorKind):
         """
         kernels = plan.computed_by
         torch.set_num_threads(kernels.threads)
+        sampler = sampler or Sampler(kernels.ops)
+        if plan.config.executor.tensor_parallel > 1:
+            return _build_ranks(plan, sampler)
         weights = weight_source(plan)
         if plan.config.kv.offload_disk is not None:
             weights = DigestedWeights(weights)
-        model = build_decoder(plan, weights)
-        pool = plan.pool
-        spec = replace(kv_spec(plan.config, plan.model), groups=pool.groups)
-        storage = KVStorage(spec, pool.num_blocks, pool.block_size, plan.device, kernels.attention.layout)
-        executor = TorchExecutor(model, sampler or Sampler(kernels.ops), plan.device)
+        executor = TorchExecutor(build_decoder(plan, weights), sampler, plan.device)
+        storage = build_storage(plan, plan.pool)
         digest = weights.digest if isinstance(weights, DigestedWeights) else ""
         return Execution(executor, WallClock(), storage, weights=digest)
+
+
+def _build_ranks(plan: EnginePlan, sampler: Sampler) -> Execution:
+    """This process as rank 0 of several; the others load beside it."""
+    processes = RankProcesses(plan.config, plan.pool, plan.device)
+    try:
+        model = RankedModel(build_decoder(plan, ranks=processes.group), processes)
+        storage = build_storage(plan, plan.pool, partial(RankedStorage, processes))
+        processes.meet()
+    except BaseException:
+        processes.close()
+        raise
+    executor = TorchExecutor(model, sampler, plan.device)
+    return Execution(executor, WallClock(), storage, close=processes.close)
+
+
+def _check_devices(device: str, ranks: int) -> None:
+    """Raise ConfigError where ranks on GPUs have not one each."""
+    if device == "cuda" and ranks > (found := torch.cuda.device_count()):
+        text = f"takes a GPU for each rank, and PyTorch finds {found}; executor.tensor_parallel={found} would do"
+        raise ConfigError("executor.tensor_parallel", ranks, text)
+
+
+def build_storage(plan: EnginePlan, pool: PoolSize, make: Callable[..., KVStorage] = KVStorage) -> KVStorage:
+    """The tensors of a pool: with several ranks, of the heads of one. Raises CapacityError."""
+    spec = kv_spec(plan.config, plan.model)
+    heads = spec.num_kv_heads // plan.config.executor.tensor_parallel
+    spec = replace(spec, groups=pool.groups, num_kv_heads=heads)
+    return make(spec, pool.num_blocks, pool.block_size, plan.device, plan.computed_by.attention.layout)
 
 
 def weight_source(plan: EnginePlan) -> WeightSource:
@@ -134,11 +177,12 @@ def weight_source(plan: EnginePlan) -> WeightSource:
     )
 
 
-def build_decoder(plan: EnginePlan, weights: WeightSource | None = None) -> Model:
-    """The model with its weights, by default those of the plan. Raises WeightsError."""
+def build_decoder(plan: EnginePlan, weights: WeightSource | None = None, ranks: Ranks | None = None) -> Model:
+    """The model with its weights, by default those of the plan; one rank's part of it. Raises WeightsError."""
     config, kernels, weights = plan.config, plan.computed_by, weights or weight_source(plan)
     if isinstance(plan.model, TransformersConfig):
         from kvlab.models.transformers_decoder import TransformersDecoder
 
         return TransformersDecoder(plan.model, weights, kernels.attention, kernels.specs, kernels.ops)
-    return Decoder(plan.model, weights, kernels.attention, kernels.specs, config.model.max_seq_len, kernels.ops)
+    parts = plan.model, weights, kernels.attention, kernels.specs, config.model.max_seq_len, kernels.ops
+    return Decoder(*parts) if ranks is None else SplitDecoder(*parts, ranks)

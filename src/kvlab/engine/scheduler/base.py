@@ -46,6 +46,9 @@ class Scheduler:
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
+        self.began_s = 0.0  # the step before
+        self._known_s = 0.0  # what arrived before then may be admitted
+        self._waited = 0  # steps that prompts have waited for more of them
         self.ended: list[Sequence] = []  # since the last retirement
         self._prefilling: list[Sequence] = []
         self._loading: dict[int, Sequence] = {}  # by slot
@@ -75,8 +78,10 @@ class Scheduler:
         `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
         """
         self._state = StepState(now, cache(cached_tokens))
-        self._open = len(self.waiting) > 0 and self.may_admit(now)
+        is_known = not self.config.ahead or not self.running
+        self._known_s, self.began_s = math.inf if is_known else self.began_s, now
         self._update_decoding()
+        self._open = len(self.waiting) > 0 and self.may_admit(now) and not self._waits_for_more()
         self._continuing = list(self._prefilling)
 
     def plan_decode(self, budget: int) -> DecodeBatch:
@@ -140,7 +145,24 @@ class Scheduler:
         """The sequence to admit next, where the policy and `max_batch_size` let one. If it does not fit, none is
         admitted in its place.
         """
-        return self.order.choose(self.waiting, self._state) if self._open and self.has_room() else None
+        if not self._open or not self.has_room():
+            return None
+        sequence = self.order.choose(self.waiting, self._state)
+        return sequence if sequence is None or sequence.request.arrival_s < self._known_s else None
+
+    def _waits_for_more(self) -> bool:
+        """Whether prompts that could be admitted wait, while others decode, for more of them."""
+        config, decoding = self.config, len(self._decoding)
+        if not config.prefill_wait_steps or not decoding or self._prefilling:
+            return False
+        room = config.max_batch_size - len(self.running)
+        prompts = [len(sequence.token_ids) for sequence, _ in zip(self.waiting, range(room), strict=False)]
+        enough = config.prefill_wait_tokens or math.inf
+        if not prompts or self._waited >= config.prefill_wait_steps or sum(prompts) + decoding >= enough:
+            self._waited = 0
+            return False
+        self._waited += 1
+        return True
 
     def has_room(self) -> bool:
         """Whether fewer than `max_batch_size` sequences run."""

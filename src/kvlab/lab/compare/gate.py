@@ -54,10 +54,11 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def check(
-    condition: Condition, baseline: Group, other: Group, found: Estimate | None, reason: str | None = None
+    condition: Condition, baseline: Group, other: Group, change: Estimate | None, reason: str | None = None
 ) -> Finding:
-    """Apply a condition to a group. `found` is the group's estimate for the metric; None where it has none or, says
-    `reason`, cannot be compared. What cannot be decided is violated: a gate must not pass what it has not seen.
+    """Apply a condition to a group. `change` is the group's estimate for the metric; None where it has none or,
+    as `reason` says, cannot be compared. What cannot be decided is violated: a gate must not pass what it has not
+    seen.
     """
     values = other.values(condition.metric)
     if not values:
@@ -66,15 +67,15 @@ def check(
     value = median(values)
     sentence, decisive, doubt = f"{condition.metric} of {other.name} is {value:,.6g}", value, ""
     if condition.relative:
-        if reason is not None or found is None or found.delta is None:
+        if reason is not None or change is None or change.delta is None:
             why = reason or f"{baseline.name} has no {condition.metric} to compare with, or 0"
             return Finding(True, f"{condition.text}: {other.name} cannot be compared with {baseline.name}: {why}")
-        before, decisive = median(baseline.values(condition.metric)), found.delta
-        sentence += f" against {before:,.6g} of {baseline.name}: {100 * found.delta:+.1f} %"
-        if found.low is None or found.high is None:
+        before, decisive = median(baseline.values(condition.metric)), change.delta
+        sentence += f" against {before:,.6g} of {baseline.name}: {100 * change.delta:+.1f} %"
+        if change.low is None or change.high is None:
             doubt = " (one run each: chance is not excluded)"
-        elif found.low <= condition.limit <= found.high:
-            interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f} %"
+        elif change.low <= condition.limit <= change.high:
+            interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f} %"
             doubt = f" (the interval, {interval}, has the limit within it: more repeats would settle it)"
     violated = _COMPARE[condition.operator](decisive, condition.limit)
     side = "beyond" if violated else "within"

@@ -51,17 +51,17 @@ class Group(NamedTuple):
 
 def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]:
     """Runs of both that were made in turn; none unless every run of the smaller group has its partner."""
-    found = [(baseline.turns[turn], run) for turn, run in other.turns.items() if turn in baseline.turns]
-    return found if len(found) >= 2 and len(found) == min(len(baseline.runs), len(other.runs)) else []
+    pairs = [(baseline.turns[turn], run) for turn, run in other.turns.items() if turn in baseline.turns]
+    return pairs if len(pairs) >= 2 and len(pairs) == min(len(baseline.runs), len(other.runs)) else []
 
 
 def settings(run: RunRecord) -> dict[str, object]:
     """The flat configuration less what changes nothing of what the run does. Where the environment is part of it,
     whose values are not recorded, a digest tells them apart.
     """
-    found = measured(run.config, any_repeat=True)
-    hidden = any("${" in value for value in found.values() if isinstance(value, str))
-    return found | ({"environment": run.facts.get("settings_digest")} if hidden else {})
+    kept = measured(run.config, any_repeat=True)
+    hidden = any("${" in value for value in kept.values() if isinstance(value, str))
+    return kept | ({"environment": run.facts.get("settings_digest")} if hidden else {})
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
@@ -103,15 +103,15 @@ def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
     varied = differing([settings(run) for run in runs])
     named = by or tuple(short_keys(runs, varied))
     by_argument = named == (SET,) or (not named and len(sets) == 1)
-    found: dict[tuple[object, ...], tuple[str, list[RunRecord]]] = {}
+    groups: dict[tuple[object, ...], tuple[str, list[RunRecord]]] = {}
     for chosen in sets:
         for run in chosen.runs:
             values = {key: chosen.name if key == SET else value_of(run, key) for key in named}
             name = " ".join(f"{key}={'null' if value is None else value}" for key, value in values.items())
             name = chosen.name if by_argument else name or run.name
-            key = tuple(map(repr, values.values() if by else (settings(run).get(each) for each in varied)))
-            found.setdefault(key, (name, []))[1].append(run)
-    return [_group(name, members, by, varied) for name, members in found.values()]
+            key = tuple(map(repr, values.values() if by else (settings(run).get(setting) for setting in varied)))
+            groups.setdefault(key, (name, []))[1].append(run)
+    return [_group(name, members, by, varied) for name, members in groups.values()]
 
 
 def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:

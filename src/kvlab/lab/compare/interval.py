@@ -81,19 +81,19 @@ def estimate(
     return Estimate(difference, delta, low, high, paired, runs)
 
 
-def verdict(metric: str, found: Estimate, min_effect: float = MIN_EFFECT) -> str | None:
+def verdict(metric: str, change: Estimate, min_effect: float = MIN_EFFECT) -> str | None:
     """The word that the interval allows, such as faster, worse, higher or same; None where there is no interval.
 
     It is `same` unless the whole interval lies beyond `min_effect` on one side: then even the least difference that
     agrees with the repeats is one that matters. Without the margin, enough repeats would call any two runs
     different: something real and far too small to care about always is.
     """
-    if found.low is None or found.high is None:
+    if change.low is None or change.high is None:
         return None
     words = direction(metric)
-    if found.low > min_effect:
+    if change.low > min_effect:
         return words.more
-    return words.less if found.high < -min_effect else SAME
+    return words.less if change.high < -min_effect else SAME
 
 
 def is_worse(metric: str, word: str | None) -> bool:

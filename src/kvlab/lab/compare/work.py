@@ -97,14 +97,14 @@ def _other_work(first: RunRecord, second: RunRecord) -> list[str]:
     """The keys of model and workload in which the work differs."""
     keys = differing([settings(first), settings(second)])
     # How long a sequence may become sizes the cache; what is served does not change with it.
-    found = [key for key in keys if key.startswith("model.") and key not in ("model.max_seq_len", "model.name")]
+    other = [key for key in keys if key.startswith("model.") and key not in ("model.max_seq_len", "model.name")]
     digests = [run.facts.get("workload_digest") for run in (first, second)]
     if digests[0] is None or digests[1] is None:
-        return found + [key for key in keys if key.startswith("workload.") and key != "workload.name"]
+        return other + [key for key in keys if key.startswith("workload.") and key != "workload.name"]
     if digests[0] == digests[1]:
-        return found
+        return other
     workload = [key for key in keys if key.startswith("workload.") or key == "seed"]
-    return found + (workload or ["workload.path"])
+    return other + (workload or ["workload.path"])
 
 
 def _listed(keys: Sequence[str]) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import RequestRecord, Sequence, SequenceStatus, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch, Stop
 from kvlab.engine.core import EngineCore
 from kvlab.engine.step_plan import slots_of
-from kvlab.lab.results.step_log import StepLog
 
 Key = tuple[str, int]  # a request's id and which of its samples it is
 

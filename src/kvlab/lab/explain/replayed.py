@@ -12,6 +12,7 @@ from typing import Any
 
 from kvlab.config import RunConfig
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch
 from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
@@ -23,7 +24,6 @@ from kvlab.lab.explain.lives import Cause, DecodeTimes, Interval, Life, LifeObse
 from kvlab.lab.explain.lives import Key as SequenceKey
 from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.playback import Playback

@@ -161,7 +161,12 @@ def save_figures(
     files = []
     for name, figure in figures.items():
         with attempt(errors):
-            with replacing(folder / f"{name}.png") as own:
-                figure.savefig(own)
+            save_figure(figure, folder / f"{name}.png")
             files.append(folder / f"{name}.png")
     return files
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write one figure, in the format that the name of the file says. Raises OutputError."""
+    with replacing(path) as own:
+        figure.savefig(own)

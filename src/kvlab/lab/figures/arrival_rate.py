@@ -41,13 +41,14 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     others = [other for other in varied if other != key]
     lines = by_settings(points, others) if others else {"": points}
     figure = style.new_figure(3.1 + 2.3 * (len(shown) > 2) + 0.2 * len(lines))
-    for number, (name, panel) in enumerate(zip(shown, _panels(figure, len(shown)), strict=True)):
+    panels: list[Any] = list(figure.subplots(-(-len(shown) // 2), 2, squeeze=False).flat)
+    for number, (name, panel) in enumerate(zip(shown, panels, strict=False)):
         style.tidy(panel, grid="both")
         style.title(panel, _PANELS[name])
         looks = zip(cycle(style.LINES), cycle(_MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
             values = {rate: known_values(_at(members, key, rate), name) for rate in ordered(members, key)}
-            at = {rate: median(found) for rate, found in values.items() if found}
+            at = {rate: median(repeats) for rate, repeats in values.items() if repeats}
             text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
         limit = share if name == ATTAINMENT else _limit(name, records)
@@ -61,10 +62,6 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     return figure
 
 
-def _panels(figure: Figure, count: int) -> list[Any]:
-    return list(figure.subplots(-(-count // 2), 2, squeeze=False).flat)[:count]
-
-
 def _at(points: Sequence[Point], key: str, rate: float) -> list[Point]:
     return [point for point in points if point.config.get(key) == rate]
 
@@ -74,28 +71,26 @@ def _named(label: str, points: Sequence[Point], key: str, share: float) -> str:
     held: list[float] = []
     text = f"{label}: {share:g} % within the limits".removeprefix(": ")
     for rate in ordered(points, key):
-        found = known_values(_at(points, key, rate), ATTAINMENT)
-        if found and median(found) < share:
+        shares = known_values(_at(points, key, rate), ATTAINMENT)
+        if shares and median(shares) < share:
             return f"{text} up to {key}={held[-1]:g}" if held else f"{text} at none of the rates"
-        held += [rate] if found else []
+        held += [rate] if shares else []
     return f"{text} at each rate" if held else label
 
 
 def _limit(name: str, records: Sequence[RunRecord]) -> float | None:
     """The limit on a latency, where all runs have the same."""
-    found = {limits_of(record.config).get(name.removeprefix("latency/").partition("_")[0]) for record in records}
-    return found.pop() if len(found) == 1 else None
+    limits = {limits_of(record.config).get(name.removeprefix("latency/").partition("_")[0]) for record in records}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _scale(panel: Any, rates: Sequence[float], values: Sequence[float], name: str) -> None:
     if rates[0] > 0 and rates[-1] >= 8 * rates[0]:
-        panel.set_xscale("log")
         style.logarithmic(panel.xaxis, rates[0], rates[-1])
         if all(high > 1.4 * low for low, high in pairwise(rates)):  # their texts have room
             panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
             panel.minorticks_off()
     if name.startswith("latency/") and 0 < _WIDE * min(values) < max(values):
-        panel.set_yscale("log")
         style.logarithmic(panel.yaxis, min(values), max(values))
     else:
         panel.set_ylim(0, 103 if name == ATTAINMENT else max(max(values) * 1.08, 1e-9))

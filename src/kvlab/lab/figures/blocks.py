@@ -93,8 +93,8 @@ def _holders(events: BlockEvents) -> NDArray[np.int32]:
         came = np.cumsum(sign * sequence.astype(np.int64))
         starts = np.flatnonzero((sign > 0) & (references == 1))
         start = starts[np.searchsorted(starts, left) - 1]
-        found = came[left] - came[start] + sequence[start]
-        holder[left] = np.where(sequence[left] < 0, UNKNOWN, found)
+        remaining = came[left] - came[start] + sequence[start]
+        holder[left] = np.where(sequence[left] < 0, UNKNOWN, remaining)
     holder[alone & (holder < 0)] = UNKNOWN
     return holder
 
@@ -174,16 +174,16 @@ def pool_grids(
     together = max(int(num_blocks * share), -(-num_blocks // 256))
     parts = (events.block // together).astype(np.uint8)
     for part in range(-(-num_blocks // together)):
-        found = stretches(events.take(np.flatnonzero(parts == part)), len(starts), tenants)
-        if not len(found.block):
+        held = stretches(events.take(np.flatnonzero(parts == part)), len(starts), tenants)
+        if not len(held.block):
             continue
-        kind = np.full(len(found.block), _ALONE, dtype=np.int64)
+        kind = np.full(len(held.block), _ALONE, dtype=np.int64)
         for holder, number in ((CACHED, _CACHED), (SHARED, _SHARED), (PINNED, _PINNED)):
-            kind[found.holder == holder] = number
+            kind[held.holder == holder] = number
         alone = np.flatnonzero(kind == _ALONE)
-        alone = alone[np.argsort(found.start[alone], kind="stable")]  # what is painted last stays
+        alone = alone[np.argsort(held.start[alone], kind="stable")]  # what is painted last stays
         for canvas in canvases:
-            canvas.paint(found, kind, alone)
+            canvas.paint(held, kind, alone)
     return [canvas.grid() for canvas in canvases]
 
 
@@ -204,24 +204,24 @@ class _Canvas:
         self._since = np.full((rows, columns), -1, dtype=np.int32)  # the step in which it came
         self._counts = np.zeros((_KINDS, rows, columns), dtype=np.int64)  # of blocks that are held, in each way
 
-    def paint(self, found: Stretches, kind: NDArray[np.int64], alone: NDArray[np.int64]) -> None:
+    def paint(self, held: Stretches, kind: NDArray[np.int64], alone: NDArray[np.int64]) -> None:
         """Add stretches, of each of which the kind is given, and the rows of those _ALONE, in the order of their
         starts.
         """
-        touched = slice(int(found.block.min()) // self._per_row, int(found.block.max()) // self._per_row + 1)
+        touched = slice(int(held.block.min()) // self._per_row, int(held.block.max()) // self._per_row + 1)
         columns = self._since.shape[1]
         shape = (touched.stop - touched.start, columns)
-        row = (np.arange(self._num_blocks) // self._per_row - touched.start)[found.block]
-        begin = self._first[np.minimum(found.start, len(self._first) - 1)]
-        end = np.maximum(self._until[np.minimum(found.end, len(self._until) - 1)], begin + 1)
+        row = (np.arange(self._num_blocks) // self._per_row - touched.start)[held.block]
+        begin = self._first[np.minimum(held.start, len(self._first) - 1)]
+        end = np.maximum(self._until[np.minimum(held.end, len(self._until) - 1)], begin + 1)
         self._counts[:, touched] += _covered(kind * shape[0] + row, begin, end, (_KINDS, *shape))
         first, lengths = row[alone] * columns + begin[alone], end[alone] - begin[alone]
         cells = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
         latest = np.full(shape, -1, dtype=np.int64)
         latest.reshape(-1)[cells] = np.repeat(alone, lengths)
-        since = np.where(latest >= 0, found.start[latest], -1)
+        since = np.where(latest >= 0, held.start[latest], -1)
         later = (latest >= 0) & (since >= self._since[touched])
-        self._sequences[touched][later] = found.holder[latest[later]]
+        self._sequences[touched][later] = held.holder[latest[later]]
         self._since[touched][later] = since[later]
 
     def grid(self) -> PoolGrid:

@@ -46,7 +46,7 @@ def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
     sizes = {"max_seq_len": longest, "block_size": block}
     curves = capacity_curve(kv_bytes, per_token, **sizes, lengths=lengths, groups=groups)
     heading = f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
-    return draw_capacity(curves, [found for record in chosen if (found := measured_capacity(record))], heading)
+    return draw_capacity(curves, [point for record in chosen if (point := measured_capacity(record))], heading)
 
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
@@ -90,9 +90,9 @@ def _groups(record: RunRecord) -> tuple[LayerGroup, ...]:
 
 def _cache_size(record: RunRecord) -> tuple[int, int, int] | None:
     """Bytes of the cache, bytes of a token, and the longest sequence, where the run recorded them."""
-    found = (
+    sizes = (
         record.metrics.get("capacity/kv_bytes"),
         record.facts.get("kv_bytes_per_token"),
         record.config.get("model.max_seq_len"),
     )
-    return (int(found[0]), int(found[1]), int(str(found[2]))) if all(found) else None  # type: ignore[arg-type]
+    return (int(sizes[0]), int(sizes[1]), int(str(sizes[2]))) if all(sizes) else None  # type: ignore[arg-type]

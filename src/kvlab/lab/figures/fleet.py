@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from kvlab.core.step_log import StepLog
 from kvlab.lab.figures import style
 from kvlab.lab.figures.memory import memory_series
-from kvlab.lab.results.step_log import StepLog
 
 _COLUMNS = 400  # moments of a map
 _ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most

@@ -45,19 +45,19 @@ def hit_rate_figure(curves: ReplayCurves) -> Figure:
 
 def _draw_distances(axes: Axes, curves: ReplayCurves) -> None:
     """The pools that blocks of prompts need to be found, in classes; what the largest pool lacks in red."""
-    found, most = curves.reuse, curves.num_blocks[-1]
-    looked_up = found.first + sum(found.blocks)
+    reuse, most = curves.reuse, curves.num_blocks[-1]
+    looked_up = reuse.first + sum(reuse.blocks)
     style.tidy(axes)
-    new = 100 * found.first / max(looked_up, 1)
+    new = 100 * reuse.first / max(looked_up, 1)
     title = f"{new:.0f} % of prompts' blocks are new, the others are found in a pool of"
     style.title(axes, title, "with lru: one more than the other blocks used in between; dashed: the sizes above")
-    if not found.blocks:
+    if not reuse.blocks:
         style.nothing(axes, "no block comes again")
         return
-    axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks", xscale="log")
-    for start, end, blocks in zip(found.edges, found.edges[1:], found.blocks, strict=False):
+    axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks")
+    for start, end, blocks in zip(reuse.edges, reuse.edges[1:], reuse.blocks, strict=False):
         colour = style.VERMILION if start > most else style.SKY
         axes.bar(start, 100 * blocks / looked_up, end - start, align="edge", color=colour, linewidth=0)
     for size in curves.num_blocks:
         axes.axvline(size, color=style.FAINT, linewidth=1, linestyle=(0, (5, 2)))
-    style.logarithmic(axes.xaxis, 1, max(found.edges[-1], most))
+    style.logarithmic(axes.xaxis, 1, max(reuse.edges[-1], most))

@@ -43,7 +43,7 @@ def _distribution(axes: Any, name: str, unit: str, x: NDArray[np.float64]) -> No
         style.nothing(axes, f"no completed {unit}" if unit != "gap" else "no gap between tokens")
         return
     shares = 100 * np.arange(1, len(x) + 1) / len(x)
-    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), 2000)).round().astype(int))
+    chosen = style.spread(len(x))
     steps = np.append(x[0], x[chosen]), np.append(0, shares[chosen])
     axes.step(*steps, where="post", color=style.BLUE, linewidth=1.6)
     marks = np.percentile(x, _MARKS)
@@ -52,7 +52,6 @@ def _distribution(axes: Any, name: str, unit: str, x: NDArray[np.float64]) -> No
     style.title(axes, name, f"{',  '.join(words)}  ({count(len(x), unit)})")
     low, high = float(x[0]), float(x[-1])
     if low > 0 and high / low > _WIDE:
-        axes.set_xscale("log")
         style.logarithmic(axes.xaxis, low, high)
         return
     if high - low < 0.01 * high:

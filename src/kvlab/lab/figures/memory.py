@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kvlab.core import StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.figures import style
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 Column = NDArray[np.float64]
@@ -92,7 +92,8 @@ def told_memory_figure(series: EngineSeries) -> Figure:
         heading = f"At most {100 * told['kv_usage'].max():.0f} % of the KV cache in use"
         _draw_usage(next(rest), at, told["kv_usage"])
     if sequences:
-        preempted_at = _gains_at(at, told.get("preemptions", np.zeros(len(at))))
+        gained = np.maximum(np.diff(told.get("preemptions", np.zeros(len(at)))), 0)
+        preempted_at = np.repeat(at[1:], gained.astype(int))  # at the first sample that has them
         _draw_sequences(next(rest), at, sequences, preempted_at, below=-0.06 if has_prefixes else -0.3)
     if has_prefixes:
         _draw_prefixes(next(rest), at, told["prefix_queries"], told.get("prefix_hits", np.zeros(len(at))))
@@ -134,18 +135,12 @@ def _draw_usage(axes: Any, at: Column, usage: Column) -> None:
 
 
 def _draw_prefixes(axes: Any, at: Column, queries: Column, hits: Column) -> None:
-    times, asked, found = style.thin(at, queries, hits)
+    times, asked, hit = style.thin(at, queries, hits)
     axes.step(times, asked, where="post", color=style.FAINT, linewidth=1.6, label="prompt tokens looked up so far")
-    axes.step(times, found, where="post", color=style.GREEN, linewidth=1.6, label="found in the prefix cache")
+    axes.step(times, hit, where="post", color=style.GREEN, linewidth=1.6, label="found in the prefix cache")
     axes.set(ylim=(0, max(float(asked.max()), 1.0) * 1.06), ylabel="tokens")
     style.whole(axes.yaxis)
     style.legend(axes, columns=2, below=-0.3)
-
-
-def _gains_at(at: Column, counter: Column) -> Column:
-    """The time of each count: that of the first sample that has it."""
-    gained: Column = np.repeat(at[1:], np.maximum(np.diff(counter), 0).astype(int))
-    return gained
 
 
 def _draw_sequences(

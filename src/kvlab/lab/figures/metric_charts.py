@@ -90,15 +90,15 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
     figure, axes = style.new_axes(4.2, key, label)
     style.title(axes, f"{label} over {key}")
     values = {x: known_values([p for p in points if p.config.get(key) == x], metric) for x in ordered(points, key)}
-    known = {x: found for x, found in values.items() if found}
-    axes.plot(list(known), [median(found) for found in known.values()], color=style.BLUE, linewidth=1.6, marker="o")
-    repeats = [(x, y) for x, found in known.items() if len(found) > 1 for y in found]
+    known = {x: some for x, some in values.items() if some}
+    axes.plot(list(known), [median(some) for some in known.values()], color=style.BLUE, linewidth=1.6, marker="o")
+    repeats = [(x, y) for x, some in known.items() if len(some) > 1 for y in some]
     axes.plot([x for x, _ in repeats], [y for _, y in repeats], "o", color=style.SKY, markersize=4, zorder=1)
     if len(values) > 2 and min(values) > 0 and max(values) / min(values) >= 8:
         axes.set_xscale("log")
         axes.set_xticks(list(values), [str(x) for x in values])
         axes.minorticks_off()
-    axes.set_ylim(0, 1.1 * max((max(found) for found in known.values()), default=1.0))
+    axes.set_ylim(0, 1.1 * max((max(some) for some in known.values()), default=1.0))
     style.plain(axes.yaxis)
     bottom, red = axes.get_xaxis_transform(), style.VERMILION
     for x in values.keys() - known.keys():
@@ -110,21 +110,21 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
 def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
     """A bar for each point, or each set of repeats, by the settings in which they differ."""
     values = {label: known_values(members, metric) for label, members in by_settings(points, keys).items()}
-    medians = [median(found) if found else math.nan for found in values.values()]
+    medians = [median(runs) if runs else math.nan for runs in values.values()]
     label = entry_of(metric).axis
     figure, axes = style.new_axes(min(1.5 + 0.42 * len(values), 12.0), label, grid="x")
     style.title(axes, label)
     axes.barh(range(len(values)), medians, color=style.BLUE, height=0.62)
     longest = max((value for value in medians if not math.isnan(value)), default=0.0) or 1.0
-    edge = max([longest, *(y for found in values.values() for y in found if y <= _FAR * longest)])
+    edge = max([longest, *(y for runs in values.values() for y in runs if y <= _FAR * longest)])
     any_far = False
-    for row, (middle, found) in enumerate(zip(medians, values.values(), strict=True)):
-        if not found:
+    for row, (middle, runs) in enumerate(zip(medians, values.values(), strict=True)):
+        if not runs:
             axes.text(edge * 0.01, row, FAILED, va="center", color=style.VERMILION, fontsize=9.5)
             continue
-        text, end = f"  {style.number(middle)}", max(found)
-        if len(found) > 1:
-            near = [y for y in found if y <= edge]
+        text, end = f"  {style.number(middle)}", max(runs)
+        if len(runs) > 1:
+            near = [y for y in runs if y <= edge]
             axes.plot(near, [row] * len(near), "|", color=style.BLACK, markersize=8)
         if end > edge:
             any_far, text, end = True, f"{text} (a repeat: {style.number(end)})", edge

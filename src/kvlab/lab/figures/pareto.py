@@ -28,13 +28,13 @@ class Measured(NamedTuple):
 
 def measured_points(points: Sequence[Point]) -> list[Measured]:
     """Where finished points lie that have both metrics; repeats of one by their medians."""
-    found = []
+    measured = []
     for label, members in by_settings(points, varied_keys(points)).items():
         both = [(point.value(LATENCY), point.value(THROUGHPUT)) for point in members]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         if known:
-            found.append(Measured(label, median(x for x, _ in known), median(y for _, y in known)))
-    return found
+            measured.append(Measured(label, median(x for x, _ in known), median(y for _, y in known)))
+    return measured
 
 
 def pareto_front(points: Sequence[Measured]) -> list[Measured]:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from kvlab.core import StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import (
@@ -28,7 +29,6 @@ from kvlab.lab.figures.blocks import (
     pool_grids,
 )
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import count
 
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
@@ -133,7 +133,7 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     """Block by time in the colours of tenants, pale where the block is cached, dark where it is pinned and cached.
     None for a run whose requests have no salt, or that kept no record of blocks.
     """
-    events, steps, salts = record.blocks(), record.steps(), [each.salt for each in record.requests()]
+    events, steps, salts = record.blocks(), record.steps(), [request.salt for request in record.requests()]
     if events is None or not len(events.block) or not steps or not any(salts):
         return None
     names = list(dict.fromkeys(salts))

@@ -22,13 +22,13 @@ _COLOURS = {
 }
 
 
-def prompt_reasons_figure(found: Explanation) -> Figure:
+def prompt_reasons_figure(explanation: Explanation) -> Figure:
     """What became of the tokens of prompts that were admitted in each part of the run, in percent; and how many."""
     figure = style.new_figure(4.8)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     style.tidy(axes)
     style.tidy(below)
-    prompts = list(found.prompts.values())
+    prompts = list(explanation.prompts.values())
     last = max((prompt.at_s for prompt in prompts), default=0.0) or 1.0
     edges = np.linspace(0, last, min(_BARS, max(len(prompts), 1)) + 1)
     times = [prompt.at_s for prompt in prompts]

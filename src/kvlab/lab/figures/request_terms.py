@@ -32,9 +32,9 @@ _COLOURS = {
 }
 
 
-def request_terms_figure(found: Explanation, keys: Sequence[Key]) -> Figure:
+def request_terms_figure(explanation: Explanation, keys: Sequence[Key]) -> Figure:
     """A bar for each request, from its arrival to its end; those of `keys` have their names in bold."""
-    ordered = sorted(found.lives, key=lambda key: (found.records[key].arrival_s, key))
+    ordered = sorted(explanation.lives, key=lambda key: (explanation.records[key].arrival_s, key))
     asked = ordered.index(keys[0]) if keys else 0
     first = max(min(asked - _MOST // 2, len(ordered) - _MOST), 0)
     shown = ordered[first : first + _MOST]
@@ -42,7 +42,7 @@ def request_terms_figure(found: Explanation, keys: Sequence[Key]) -> Figure:
     figure, axes = style.new_axes(height, "time, s", grid="x")
     bars: dict[Cause, tuple[list[int], list[float], list[float]]] = {}
     for row, key in enumerate(shown):
-        for start_s, end_s, cause in found.intervals_of(key):
+        for start_s, end_s, cause in explanation.intervals_of(key):
             rows, starts, widths = bars.setdefault(cause, ([], [], []))
             rows.append(row)
             starts.append(start_s)
@@ -53,13 +53,13 @@ def request_terms_figure(found: Explanation, keys: Sequence[Key]) -> Figure:
             rows, starts, widths = bars[cause]
             axes.barh(rows, widths, left=starts, height=0.8, color=_COLOURS[cause], linewidth=0)
             handles.append(Patch(color=_COLOURS[cause], label=cause.value))
-    axes.set_yticks(range(len(shown)), [found.records[key].name for key in shown])
+    axes.set_yticks(range(len(shown)), [explanation.records[key].name for key in shown])
     for label, key in zip(axes.get_yticklabels(), shown, strict=True):
         label.set_fontweight("bold" if key in keys else "normal")
         label.set_fontsize(8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.margins(x=0.01)
-    name = found.records[keys[0]].name if keys else "its slowest request"
+    name = explanation.records[keys[0]].name if keys else "its slowest request"
     style.title(axes, f"what the time of {name} went into, and of its neighbours", "requests by arrival")
     style.legend(axes, handles=handles, below=-0.5 / height - 0.04, columns=3)
     return figure

@@ -38,8 +38,8 @@ class Windows(NamedTuple):
 
 def limits_of(config: Mapping[str, object]) -> dict[str, float]:
     """The limits of a recorded run in milliseconds, by the name of the latency: ttft, tpot."""
-    found = {name: config.get(f"slo.{name}_ms") for name in _WORDS}
-    return {name: limit for name, limit in found.items() if isinstance(limit, int | float)}
+    limits = {name: config.get(f"slo.{name}_ms") for name in _WORDS}
+    return {name: limit for name, limit in limits.items() if isinstance(limit, int | float)}
 
 
 def attainment_windows(at: NDArray[np.float64], good: NDArray[np.bool_]) -> Windows:
@@ -65,7 +65,7 @@ def service_level_figure(
     if at.max() - at.min() < 1e-3:
         label, unit = "request, in order: all arrived at once", "requests"
         at = np.arange(len(records), dtype=float)
-    good = {name: np.array([is_within(each, name, most) for each in records]) for name, most in limits.items()}
+    good = {name: np.array([is_within(one, name, most) for one in records]) for name, most in limits.items()}
     both = np.logical_and.reduce(list(good.values()))
     windows, submitted = attainment_windows(at, both), len(records) + refused
     figure = style.new_figure(6.6)
@@ -74,8 +74,8 @@ def service_level_figure(
         style.tidy(axes, grid="both")
     said = " and ".join(f"{name} {style.number(most)} ms" for name, most in limits.items())
 
-    def share(found: NDArray[np.bool_]) -> str:
-        return f"{style.number(100 * float(found.sum()) / submitted)} %"
+    def share(within: NDArray[np.bool_]) -> str:
+        return f"{style.number(100 * float(within.sum()) / submitted)} %"
 
     notes = [f"in windows of {style.number(float(windows.edges[1]))} {unit}"]
     if lost := sum(not record.completed for record in records):
@@ -120,9 +120,8 @@ def _draw_latency(axes: Any, at: NDArray[np.float64], values: NDArray[np.float64
         low, high = min(low, limit), max(high, limit)
         axes.axhline(limit, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
     if high > 20 * low:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.5, high * 1.5)
         style.logarithmic(axes.yaxis, low, high)
+        axes.set_ylim(low / 1.5, high * 1.5)
     else:
         axes.set_ylim(0, high * 1.15)
         style.plain(axes.yaxis)

@@ -94,10 +94,16 @@ def whole(axis: Any) -> None:
 
 
 def logarithmic(axis: Any, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis from `low` to `high`: few enough to be read, numbers written out."""
+    """Make an axis from `low` to `high` logarithmic: with few enough ticks to be read, numbers written out."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high < 200 * low else (1.0,), numticks=12))
     axis.set_minor_formatter(NullFormatter())
     plain(axis)
+
+
+def spread(count: int, most: int = 2000) -> NDArray[np.int64]:
+    """The numbers from 0 to before `count`, of many no more than `most`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def shorten(text: str, length: int = 42) -> str:

@@ -32,7 +32,7 @@ class Span(NamedTuple):
 def shown_requests(records: Sequence[RequestRecord], most: int = MOST_ROWS) -> tuple[list[RequestRecord], int]:
     """Requests by arrival, every n-th where there are more than `most`; and n."""
     every = max(-(-len(records) // most), 1)
-    ordered = sorted(records, key=lambda each: (each.arrival_s, each.scheduled_s or float("inf")))
+    ordered = sorted(records, key=lambda record: (record.arrival_s, record.scheduled_s or float("inf")))
     return ordered[::every], every
 
 
@@ -51,7 +51,7 @@ def phase_spans(shown: Sequence[RequestRecord], every: int) -> dict[str, list[Sp
         for phase, start, end in request_phases(record):
             origin = record.arrival_s if shifted else 0.0
             spans[phase].append(Span(1 + index * every, start, end, record.name, origin))
-    return {phase: found for phase, found in spans.items() if found}
+    return {phase: some for phase, some in spans.items() if some}
 
 
 def timeline_figure(records: Sequence[RequestRecord]) -> Figure:

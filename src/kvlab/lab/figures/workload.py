@@ -44,7 +44,7 @@ def workload_figure(requests: Sequence[Request], tree: PrefixTree, unknown: str 
         style.nothing(axes, "unknown: no prompts, only their lengths")
         return figure
     hits, tokens = np.cumsum(tree.hit_tokens), np.cumsum(tree.tokens)
-    chosen = np.unique(np.linspace(0, len(hits) - 1, min(len(hits), 2000)).round().astype(int))
+    chosen = style.spread(len(hits))
     axes.plot(chosen + 1, 100 * hits[chosen] / tokens[chosen], color=style.BLUE, linewidth=1.6)
     depth = f"shared prefixes of up to {max(tree.repeated):,} blocks of {tree.block_size} tokens"
     style.title(axes, f"Hit rate without a limit: {100 * tree.most_hit_rate:.1f} %", depth)
@@ -53,12 +53,11 @@ def workload_figure(requests: Sequence[Request], tree: PrefixTree, unknown: str 
 
 def _lengths(axes: Any, name: str, lengths: NDArray[np.int64]) -> None:
     shares = 100 * np.arange(1, len(lengths) + 1) / len(lengths)
-    chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), 2000)).round().astype(int))
+    chosen = style.spread(len(lengths))
     axes.step(lengths[chosen], shares[chosen], where="post", color=style.BLUE, linewidth=1.6)
     marks = [f"p{share} {style.number(np.percentile(lengths, share))}" for share in (50, 90, 99)]
     style.title(axes, name, f"mean {style.number(float(lengths.mean()))},  {',  '.join(marks)} tokens")
     if lengths[0] * 20 < lengths[-1]:
-        axes.set_xscale("log")
         style.logarithmic(axes.xaxis, float(lengths[0]), float(lengths[-1]))
     else:
         style.plain(axes.xaxis)

@@ -32,7 +32,7 @@ class ReplayCurves:
 
     def best(self, index: int) -> tuple[str, float]:
         """The policy that finds most at a size, and its share of what belady finds."""
-        rates = {name: found[index] for name, found in self.hit_rates.items()}
+        rates = {name: shares[index] for name, shares in self.hit_rates.items()}
         optimum = rates.pop(BELADY)
         name = max(rates, key=lambda name: rates[name])
         return name, rates[name] / optimum if optimum else 1.0
@@ -67,13 +67,13 @@ def replay_curves(
     names = [*dict.fromkeys(policies), BELADY]
     # Beside its contents a visit takes one block at most: a larger pool is never full.
     tasks = [Task(name, size) for size in sizes if size < traffic.contents + concurrency for name in names]
-    found: dict[Task, int] = {}
+    blocks_of: dict[Task, int] = {}
     on_replay(0, len(tasks))
     for task, blocks in replay_all(traffic, tasks, concurrency, cores=cores, memory=memory):
-        found[task] = blocks
-        on_replay(len(found), len(tasks))
+        blocks_of[task] = blocks
+        on_replay(len(blocks_of), len(tasks))
     rates = {
-        name: [traffic.hit_rate(found.get(Task(name, size), traffic.found_at_most)) for size in sizes]
+        name: [traffic.hit_rate(blocks_of.get(Task(name, size), traffic.found_at_most)) for size in sizes]
         for name in names
     }
     return ReplayCurves(

@@ -49,14 +49,14 @@ def reuse_distances(traffic: Traffic) -> NDArray[np.int64]:
             np.add.at(tree, places, value)
             places = places + (places & -places)
 
-    found = []
+    distances = []
     for visit in traffic.visits:
         looked_up = last[visit.contents[: visit.looked_up]]
         before, at = np.zeros(len(looked_up), dtype=np.int64), looked_up
         while at.any():
             before += tree[at]  # tree[0] is 0
             at = at & (at - 1)
-        found.append(np.where(looked_up > 0, known - before, -1))
+        distances.append(np.where(looked_up > 0, known - before, -1))
         again = last[visit.contents]
         again = again[again > 0]
         add(again, -1)
@@ -64,4 +64,4 @@ def reuse_distances(traffic: Traffic) -> NDArray[np.int64]:
         last[visit.contents] = np.arange(used + count, used, -1)  # the first is used last
         add(last[visit.contents], 1)
         used, known = used + count, known + count - len(again)
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    return np.concatenate(distances) if distances else np.zeros(0, dtype=np.int64)

@@ -52,9 +52,9 @@ class Traffic:
         """The most blocks that one visit takes."""
         return max(visit.blocks for visit in self.visits)
 
-    def hit_rate(self, found: int) -> float:
+    def hit_rate(self, blocks: int) -> float:
         """The share of prompt tokens that this many blocks hold."""
-        return found * self.block_size / self.prompt_tokens
+        return blocks * self.block_size / self.prompt_tokens
 
 
 @dataclass(slots=True)
@@ -115,11 +115,11 @@ class _Reader:
     def traffic(self) -> Traffic:
         """All that was added."""
         visits: dict[str, Visit] = {}
-        for name, each in sorted(self._sequences.items(), key=lambda item: item[1].place):
-            full, rest = divmod(each.stored, self._size)
-            contents = np.array(each.contents[:full], dtype=np.int64)
-            follows = None if each.follows is None else visits[each.follows]
-            visits[name] = Visit(contents, each.looked_up, rest > 0, follows)
+        for name, sequence in sorted(self._sequences.items(), key=lambda item: item[1].place):
+            full, rest = divmod(sequence.stored, self._size)
+            contents = np.array(sequence.contents[:full], dtype=np.int64)
+            follows = None if sequence.follows is None else visits[sequence.follows]
+            visits[name] = Visit(contents, sequence.looked_up, rest > 0, follows)
         ordered, count = list(visits.values()), len(self._numbers)
         return Traffic(ordered, self._size, self._prompt_tokens, count, _look_ahead(ordered, count))
 
@@ -154,8 +154,8 @@ class _Reader:
         size = self._size
         if not isinstance(prompt, HashedPrompt) or prompt.block_tokens % size or size < 2 * prompt.places:
             return None
-        each, ids, made = prompt.block_tokens // size, prompt.ids, (prompt.vocab_size, prompt.key)
-        return [pack("QqqQ", ids[block // each], block % each, *made) for block in range(len(prompt) // size)]
+        per_id, ids, made = prompt.block_tokens // size, prompt.ids, (prompt.vocab_size, prompt.key)
+        return [pack("QqqQ", ids[block // per_id], block % per_id, *made) for block in range(len(prompt) // size)]
 
 
 def _look_ahead(visits: list[Visit], contents: int) -> int:
@@ -165,8 +165,8 @@ def _look_ahead(visits: list[Visit], contents: int) -> int:
         visit = visits[index]
         visit.next_uses = following[visit.contents]
         following[visit.contents[: visit.looked_up]] = index
-    known, found = np.zeros(contents, dtype=np.bool_), 0
+    known, hits = np.zeros(contents, dtype=np.bool_), 0
     for visit in visits:
-        found += int(np.logical_and.accumulate(known[visit.contents[: visit.looked_up]]).sum())
+        hits += int(np.logical_and.accumulate(known[visit.contents[: visit.looked_up]]).sum())
         known[visit.contents] = True
-    return found
+    return hits

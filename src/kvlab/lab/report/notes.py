@@ -48,7 +48,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
 
 def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: ReportOptions) -> list[str]:
     """What speaks against the comparison."""
-    found = [
+    texts = [
         f"{group.name}: {len(group.left_out)} of {count(len(group.left_out) + len(group.runs), 'run')} left out "
         f"({group.endings})."
         for group in groups
@@ -56,19 +56,19 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
     ]
     for name, reason in obstacles.items():
         if options.force:
-            found.append(f"{name}: compared because of force=true although {reason}.")
+            texts.append(f"{name}: compared because of force=true although {reason}.")
         elif any(group.name == name and group.runs for group in groups):
-            found.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
+            texts.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
     runs = [run for group in groups for run in group.runs]
     # What a run simulates is a setting of it, which stands among the differences; its own machine decides nothing.
     measured = [run for run in runs if not run.simulated]
     for fact in _MACHINE:
         values = {str(run.facts[fact]) for run in measured if fact in run.facts}
         if len(values) > 1:
-            found.append(f"The runs were not all on the same {fact}: {'; '.join(sorted(values))}.")
+            texts.append(f"The runs were not all on the same {fact}: {'; '.join(sorted(values))}.")
     if 0 < len(measured) < len(runs):
-        found.append(f"Runs: {len(measured)} measured, {len(runs) - len(measured)} simulated.")
-    return found + [
+        texts.append(f"Runs: {len(measured)} measured, {len(runs) - len(measured)} simulated.")
+    return texts + [
         f"{group.name}: ran all before or all after {groups[0].name}: a machine that became slower meanwhile looks "
         "like a difference. A sweep with repeats= runs them in turns."
         for group in groups[1:]

@@ -42,6 +42,7 @@ class ReportOptions:
             raise ConfigError("confidence", f"{self.confidence:g}", "must be at least 50, and less than 100")
         if not self.min_effect >= 0:
             raise ConfigError("min_effect", f"{self.min_effect:g}", "must be at least 0")
+        _ = self.conditions  # so that a mistake in one is found before runs are read
 
     @property
     def conditions(self) -> list[Condition]:

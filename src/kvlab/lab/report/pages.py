@@ -110,5 +110,5 @@ def _strips(report: Report) -> list[_Strip]:
         return []
     rows = [row for row in report.rows if metric(row.metric).direction in (SPEED, TIME)]
     values = [[value for cell in row.cells for value in cell.dots] or [0.0] for row in rows]
-    strips = [_Strip(row, min(found), max(found)) for row, found in zip(rows, values, strict=True)]
+    strips = [_Strip(row, min(dots), max(dots)) for row, dots in zip(rows, values, strict=True)]
     return [strip for strip in strips if strip.low < strip.high]

@@ -21,7 +21,7 @@ from kvlab.lab.report.rows import (
     primary_metric,
     value_text,
 )
-from kvlab.lab.results.answers import Answer, sample_answers
+from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.catalogue import metric as entry_of
 
 _NARROW = 0.05  # an interval within this says `same` without a reservation
@@ -51,7 +51,9 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
         warnings=warnings(groups, obstacles, options),
-        answers=_answers(groups),
+        answers=[
+            (group.name, answers) for group in groups if (answers := sample_answers(group.example.requests()))
+        ],
         findings=[
             check(condition, baseline, group, comparison.find(condition.metric, group), refused.get(group.name))
             for condition in options.conditions
@@ -75,9 +77,9 @@ class _Comparison:
         pairs = [(first[metric], second[metric]) for first, second in both if metric in first and metric in second]
         return estimate(before, after, pairs=pairs, confidence=self._options.confidence)
 
-    def word(self, metric: str, group: Group, found: Estimate) -> str | None:
+    def word(self, metric: str, group: Group, change: Estimate) -> str | None:
         """The verdict; None where there is no interval or the work was not the same."""
-        return None if group.name in self._refused else verdict(metric, found, self._options.min_effect / 100)
+        return None if group.name in self._refused else verdict(metric, change, self._options.min_effect / 100)
 
     def row(self, metric: str) -> Row:
         """A metric in all groups."""
@@ -86,11 +88,11 @@ class _Comparison:
         for group in self._groups:
             values = tuple(group.values(metric))
             cell = Cell(value_text(entry, median(values)) if values else "-", dots=values)
-            if (found := self.find(metric, group)) is not None:
-                word, tone = self.word(metric, group, found) or "", "plain"
+            if (change := self.find(metric, group)) is not None:
+                word, tone = self.word(metric, group, change) or "", "plain"
                 if word not in ("", SAME) and entry.direction.more_is_better is not None:
                     tone = "bad" if is_worse(metric, word) else "good"
-                delta, interval = delta_text(found, entry), interval_text(found)
+                delta, interval = delta_text(change, entry), interval_text(change)
                 cell = cell._replace(delta=delta, interval=interval, word=word, tone=tone)
             cells.append(cell)
         return Row(entry.section, entry.label, metric, tuple(cells))
@@ -106,26 +108,26 @@ class _Comparison:
     def headline(self, group: Group, metric: str) -> str:
         """How a group compares with the baseline in one metric, in a sentence."""
         entry, name = entry_of(metric), self._baseline.name
-        found = self.find(metric, group)
-        if found is None:
+        change = self.find(metric, group)
+        if change is None:
             why = f"no {metric}" if group.runs else f"none of its runs finished ({group.endings})"
             return f"{group.name}: {why}."
-        word = self.word(metric, group, found)
+        word = self.word(metric, group, change)
         before, after = (value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
-        figures = f"{entry.alone or entry.label} {after} against {before}, {delta_text(found, entry)}"
+        figures = f"{entry.alone or entry.label} {after} against {before}, {delta_text(change, entry)}"
         if word is None:
             reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
             return f"{group.name} against {name}: {figures}; {reason}."
-        interval = interval_text(found)
+        interval = interval_text(change)
         wide = interval if interval == "exact" else f"{self._options.confidence:g} % interval {interval}"
-        runs = f"{found.runs[0]} pairs" if found.paired else f"{found.runs[0]} and {found.runs[1]} runs"
-        what = f"the same as {name}{_reservation(found)}" if word == SAME else f"{word} than {name}"
+        runs = f"{change.runs[0]} pairs" if change.paired else f"{change.runs[0]} and {change.runs[1]} runs"
+        what = f"the same as {name}{_reservation(change)}" if word == SAME else f"{word} than {name}"
         return f"{group.name} is {what}: {figures} ({wide}, {runs})."
 
 
-def _reservation(found: Estimate) -> str:
+def _reservation(change: Estimate) -> str:
     """What a verdict of `same` leaves open."""
-    widest = max(abs(found.low or 0.0), abs(found.high or 0.0))
+    widest = max(abs(change.low or 0.0), abs(change.high or 0.0))
     if widest < _NARROW:
         return ""
     return f" as far as these repeats show (up to {100 * widest:.0f} % may hide; more repeats would show it)"
@@ -133,31 +135,25 @@ def _reservation(found: Estimate) -> str:
 
 def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
     """Whether outputs are those of the baseline, and the groups for which that holds."""
-    found: dict[str, list[str]] = {}
+    groups_of: dict[str, list[str]] = {}
     for group in (baseline, *others) if len(baseline.runs) > 1 else others:
-        found.setdefault(check_groups(baseline, group).text, []).append(group.name)
+        groups_of.setdefault(check_groups(baseline, group).text, []).append(group.name)
     return [
         (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
-        for text, names in found.items()
+        for text, names in groups_of.items()
     ]
-
-
-def _answers(groups: Sequence[Group]) -> list[tuple[str, list[Answer]]]:
-    """Some answers of each group's first run, where it has words."""
-    found = [(group.name, sample_answers(group.example.requests())) for group in groups]
-    return [(name, answers) for name, answers in found if answers]
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:
     if name is None:
         return groups
-    found = [g for g in groups if name in (g.name, *(run.run_id for run in g.runs), *(run.name for run in g.runs))]
-    found = found or [group for group in groups if name in group.name]
-    if len(found) != 1:
+    named = [g for g in groups if name in (g.name, *(run.run_id for run in g.runs), *(run.name for run in g.runs))]
+    named = named or [group for group in groups if name in group.name]
+    if len(named) != 1:
         names = ", ".join(group.name for group in groups)
-        many = "several groups have this in their name" if found else "no group has this name"
+        many = "several groups have this in their name" if named else "no group has this name"
         raise ConfigError("baseline", name, f"{many}; there are: {names}")
-    return [found[0], *(group for group in groups if group is not found[0])]
+    return [named[0], *(group for group in groups if group is not named[0])]
 
 
 def _refuse_if_nothing_is_left(baseline: Group, others: Sequence[Group], refused: dict[str, str]) -> None:
@@ -176,9 +172,9 @@ def _refuse_if_nothing_is_left(baseline: Group, others: Sequence[Group], refused
 def _differences(groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
     runs = [group.example for group in groups]
     keys = short_keys(runs, differing([settings(run) for run in runs])) if len(runs) > 1 else []
-    found = {key: tuple(_values(group, key) for group in groups) for key in keys}
+    differences = {key: tuple(_values(group, key) for group in groups) for key in keys}
     commits = tuple(str(run.facts.get("environment", {}).get("git.commit", "-"))[:10] for run in runs)
-    return found | {"git commit": commits} if len(set(commits)) > 1 else found
+    return differences | {"git commit": commits} if len(set(commits)) > 1 else differences
 
 
 def _values(group: Group, key: str) -> str:

@@ -29,11 +29,11 @@ def find_metrics(key: str, wish: str, groups: Sequence[Group]) -> list[str]:
     """
     known = {name for group in groups for run in group.runs for name in run.metrics}
     ordered = [name for name in CATALOGUE if name in known] + sorted(known - CATALOGUE.keys())
-    found = [name for name in ordered if wish == "all" or fnmatchcase(name, wish)]
-    if not found:
+    names = [name for name in ordered if wish == "all" or fnmatchcase(name, wish)]
+    if not names:
         near = sorted(ordered, key=lambda name: -difflib.SequenceMatcher(None, wish, name).ratio())
         raise ConfigError(key, wish, f"no run has this metric; there are: {', '.join(near)}")
-    return found
+    return names
 
 
 def primary_metric(groups: Sequence[Group], wanted: Sequence[str]) -> str:
@@ -54,20 +54,20 @@ def value_text(metric: Metric, value: float) -> str:
     return metric.text(value, digits=0 if abs(value) >= 1000 else max(metric.digits, digits))
 
 
-def delta_text(found: Estimate, metric: Metric) -> str:
+def delta_text(change: Estimate, metric: Metric) -> str:
     """How much a group differs: in percent, or where the baseline is 0 in the metric's own unit."""
-    if found.delta is None:
-        return f"{found.difference:+,.{metric.digits}f}".replace("-", "\u2212")
-    return f"{_percent(found.delta)} %"
+    if change.delta is None:
+        return f"{change.difference:+,.{metric.digits}f}".replace("-", "\u2212")
+    return f"{_percent(change.delta)} %"
 
 
-def interval_text(found: Estimate) -> str:
+def interval_text(change: Estimate) -> str:
     """The interval in percent; empty where there is none, `exact` where no repeat differs from another."""
-    if found.low is None or found.high is None:
+    if change.low is None or change.high is None:
         return ""
-    if math.isinf(found.low):
+    if math.isinf(change.low):
         return "in every run"
-    return "exact" if found.low == found.high else f"{_percent(found.low)} to {_percent(found.high)} %"
+    return "exact" if change.low == change.high else f"{_percent(change.low)} to {_percent(change.high)} %"
 
 
 def _percent(fraction: float) -> str:

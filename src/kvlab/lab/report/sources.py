@@ -39,11 +39,11 @@ class Sources:
             for name, text in zip(names, arguments, strict=True)
         ]
         for query in self._options.filter:
-            found = self._stored(query)
-            if not found:
+            runs = self._stored(query)
+            if not runs:
                 experiment = f"experiment {self._experiment} in {self._store.shown}"
                 raise RecordError(f"filter={query}: no run of {experiment} matches")
-            sets.append(RunSet(query, tuple(found)))
+            sets.append(RunSet(query, tuple(runs)))
         if not sets:
             raise RecordError("name runs: directories, run ids, a sweep, or filter=; --help has examples")
         return sets
@@ -54,8 +54,8 @@ class Sources:
 
     def _argument(self, text: str) -> list[RunRecord]:
         """One argument: runs joined by commas are repeats of each other, or a set of points."""
-        found = [run for part in text.split(",") for run in self._one(part.strip())]
-        seen: dict[object, RunRecord] = {run.run_id or run.directory.resolve(): run for run in found}
+        runs = [run for part in text.split(",") for run in self._one(part.strip())]
+        seen: dict[object, RunRecord] = {run.run_id or run.directory.resolve(): run for run in runs}
         return list(seen.values())
 
     def _one(self, text: str) -> list[RunRecord]:
@@ -77,23 +77,23 @@ class Sources:
         runs_here = [file.parent for folder in _FOLDERS for file in sorted((self._root / folder).rglob(SUMMARY))]
         known = {folder: (read_summary(folder) or {}).get("run_id") for folder in runs_here}
         local = [read_run(folder) for folder, run_id in known.items() if str(run_id).startswith(text)]
-        found = {record.run_id: [record] for record in local}
+        candidates = {record.run_id: [record] for record in local}
         problem = f"nor does {self._experiment} in the tracking store have it"
-        if not found:
+        if not candidates:
             try:
                 runs = self._stored(f"attributes.run_id LIKE '{text}%'")
             except TrackingError as error:
                 problem, runs = str(error), []
             for run in runs:
                 whose = run.run_id if (run.run_id or "").startswith(text) else run.tags.get(_PARENT)
-                found.setdefault(whose, []).append(run)
-        if not found:
+                candidates.setdefault(whose, []).append(run)
+        if not candidates:
             where = " or ".join(f"{folder}/" for folder in _FOLDERS)
             raise RecordError(f"{text}: no run with this id is in {where}; {problem}")
-        if len(found) > 1:
-            ids = ", ".join(sorted(map(str, found))[:5])
-            raise RecordError(f"{text}: {len(found)} runs' ids begin so; write more of it: {ids}")
-        return next(iter(found.values()))
+        if len(candidates) > 1:
+            ids = ", ".join(sorted(map(str, candidates))[:5])
+            raise RecordError(f"{text}: {len(candidates)} runs' ids begin so; write more of it: {ids}")
+        return next(iter(candidates.values()))
 
     def _stored(self, query: str) -> list[RunRecord]:
         """The runs that a filter finds, the earliest first; of a sweep its points."""

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlab.lab.report.model import Cell, Report
+from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal, marked
 
 _STYLES = {"good": "green", "bad": "red"}
@@ -27,7 +28,7 @@ def print_report(report: Report, console: Terminal) -> None:
     """Headlines, what differs, the table, outputs, warnings and what the gate found."""
 
     def say(text: str | Text) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
     console.rule(marked("[bold]{}[/]", report.title), align="left", style="dim")
     for sentence in report.headlines:
@@ -51,8 +52,7 @@ def print_report(report: Report, console: Terminal) -> None:
 
 
 def _by_metric(report: Report) -> Table:
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("median")
+    table = new_table("median")
     for number, group in enumerate(report.groups):
         heading = marked("{} [dim]({})[/]", group.name, len(group.runs))
         table.add_column(heading, justify="right", overflow="fold")
@@ -72,10 +72,7 @@ def _by_metric(report: Report) -> Table:
 def _by_group(report: Report) -> Table:
     main = [row for row in report.rows if row.metric in _MAIN_METRICS]
     rows = (main if len(main) > 2 else report.rows)[:_COLUMNS]
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("median", overflow="fold")
-    for row in rows:
-        table.add_column(row.label, justify="right")
+    table = new_table("median", *(row.label for row in rows), overflow="fold")
     for number, group in enumerate(report.groups):
         cells = [row.cells[number] for row in rows]
         texts = [

@@ -29,13 +29,13 @@ def with_text(
     token is no part of it. Those whose engine made the text, to look for stop strings, keep it.
     """
     stops = {request.request_id: {*eos, *request.sampling.stop_token_ids} for request in requests}
-    found = []
+    worded = []
     for record in records:
         ids = list(record.output_token_ids)
         if record.finish_reason is FinishReason.STOP and ids and ids[-1] in stops[record.request_id]:
             ids.pop()
-        found.append(record if record.text else replace(record, text=tokenizer.decode(ids)))
-    return found
+        worded.append(record if record.text else replace(record, text=tokenizer.decode(ids)))
+    return worded
 
 
 def sample_answers(records: Sequence[RequestRecord], most: int = SAMPLE) -> list[Answer]:
@@ -43,7 +43,7 @@ def sample_answers(records: Sequence[RequestRecord], most: int = SAMPLE) -> list
     with_words = [record for record in records if record.prompt and record.text and record.sample == 0]
     count = min(most, len(with_words))
     chosen = [with_words[index * (len(with_words) - 1) // max(1, count - 1)] for index in range(count)]
-    return [Answer(each.name, _line(each.prompt), _line(each.text), _ending(each)) for each in chosen]
+    return [Answer(picked.name, _line(picked.prompt), _line(picked.text), _ending(picked)) for picked in chosen]
 
 
 def _line(text: str) -> str:

@@ -52,10 +52,10 @@ def direction(name: str) -> Direction:
 
 def sections() -> dict[str, list[Metric]]:
     """The whole catalogue by section."""
-    found: dict[str, list[Metric]] = {}
+    by_section: dict[str, list[Metric]] = {}
     for entry in CATALOGUE.values():
-        found.setdefault(entry.section, []).append(entry)
-    return found
+        by_section.setdefault(entry.section, []).append(entry)
+    return by_section
 
 
 def _latency(name: str, label: str, digits: int, in_table: str, formula: str, column: str = "") -> list[Metric]:

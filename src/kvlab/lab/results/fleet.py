@@ -10,10 +10,10 @@ import pyarrow as pa
 from rich.table import Table
 
 from kvlab.core import RequestRecord
+from kvlab.core.step_log import StepLog
 from kvlab.fleet.fleet import Routed
 from kvlab.fleet.transfer import Transfer
 from kvlab.lab.results.requests import latencies_ms
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.results.tables import new_table
 
 

@@ -59,7 +59,7 @@ def benchmark_report(run: RunRecord) -> dict[str, Any]:
         if end > begin
         else None,
     }
-    found: dict[str, Any] = _known(
+    report: dict[str, Any] = _known(
         {
             "version": VERSION,
             "run": _about(run, end - begin),
@@ -67,7 +67,7 @@ def benchmark_report(run: RunRecord) -> dict[str, Any]:
             "results": {"request_performance": {"aggregate": aggregate}},
         }
     )
-    return found
+    return report
 
 
 def report_text(run: RunRecord) -> str:
@@ -129,20 +129,20 @@ def _lengths(tokens: Sequence[int]) -> dict[str, Any]:
 def _statistics(values: Sequence[float] | NDArray[np.float64], units: str) -> dict[str, Any] | None:
     if not len(values):
         return None
-    found = np.asarray(values, dtype=np.float64)
-    percentiles = np.percentile(found, list(_PERCENTILES.values())).tolist()
+    numbers = np.asarray(values, dtype=np.float64)
+    percentiles = np.percentile(numbers, list(_PERCENTILES.values())).tolist()
     return {
         "units": units,
-        "mean": float(found.mean()),
-        "stddev": float(found.std()),
-        "min": float(found.min()),
+        "mean": float(numbers.mean()),
+        "stddev": float(numbers.std()),
+        "min": float(numbers.min()),
         **dict(zip(_PERCENTILES, percentiles, strict=True)),
-        "max": float(found.max()),
+        "max": float(numbers.max()),
     }
 
 
 def _known(value: Any) -> Any:
     """Without what is None."""
     if isinstance(value, dict):
-        return {key: _known(each) for key, each in value.items() if each is not None}
-    return [_known(each) for each in value] if isinstance(value, list) else value
+        return {key: _known(inner) for key, inner in value.items() if inner is not None}
+    return [_known(inner) for inner in value] if isinstance(value, list) else value

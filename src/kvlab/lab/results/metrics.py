@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from kvlab.config import SloConfig
 from kvlab.core import TIER_COUNTERS, FinishReason, PoolCounters, RequestRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.catalogue import TENANT_HITS
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.requests import is_within, latencies_ms
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
@@ -106,7 +106,7 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
         metrics["slo/goodput_per_s"] = good / log.duration_s
     if submitted:
         metrics["slo/attainment"] = 100 * good / submitted
-        metrics |= {f"slo/{name}_attainment": 100 * sum(found) / submitted for name, found in within.items()}
+        metrics |= {f"slo/{name}_attainment": 100 * sum(flags) / submitted for name, flags in within.items()}
     return metrics
 
 

@@ -72,7 +72,7 @@ def _command() -> str:
 
 def _git(source: Path, *arguments: str) -> str | None:
     try:
-        found = subprocess.check_output(
+        printed = subprocess.check_output(
             ["git", "-C", str(source), *arguments],
             stderr=subprocess.DEVNULL,
             timeout=_GIT_TIMEOUT_S,
@@ -80,4 +80,4 @@ def _git(source: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.decode(errors="replace").strip()
+    return printed.decode(errors="replace").strip()

@@ -44,28 +44,30 @@ def quality_metrics(plan: EnginePlan, requests: Sequence[Request]) -> tuple[dict
     positions = [range(max(0, len(prompt) - _POSITIONS), len(prompt)) for prompt in prompts]
     following = [prompt[place + 1] if place + 1 < len(prompt) else None
                  for prompt, places in zip(prompts, positions, strict=True) for place in places]  # fmt: skip
-    found, expected = (logits_of(each, prompts, positions) for each in (plan, reference))
-    return compare(found, expected, following), ""
+    ours, expected = (logits_of(compared, prompts, positions) for compared in (plan, reference))
+    return compare(ours, expected, following), ""
 
 
-def compare(found: torch.Tensor, expected: torch.Tensor, following: Sequence[int | None] = ()) -> dict[str, float]:
+def compare(
+    computed: torch.Tensor, expected: torch.Tensor, following: Sequence[int | None] = ()
+) -> dict[str, float]:
     """The metrics for logits `[positions, vocab]`; `following` is the token that came behind each position, None
     behind the last of a text.
 
     KL(P || Q) = sum P (log P - log Q) with P of the expected logits, in nats. The perplexity of a text is
     exp(-mean log P(token)).
     """
-    error = (found - expected).abs()
-    ours, theirs = (logits.double().log_softmax(-1) for logits in (found, expected))
+    error = (computed - expected).abs()
+    ours, theirs = (logits.double().log_softmax(-1) for logits in (computed, expected))
     metrics = {
         "quality/logit_error_mean": float(error.mean()),
         "quality/logit_error_max": float(error.max()),
-        "quality/top1_agreement": float((found.argmax(-1) == expected.argmax(-1)).double().mean()),
+        "quality/top1_agreement": float((computed.argmax(-1) == expected.argmax(-1)).double().mean()),
         "quality/kl_mean": float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
     }
     rows = [row for row, token in enumerate(following) if token is not None]
     if rows:
-        tokens = torch.tensor([token for token in following if token is not None], device=found.device)
+        tokens = torch.tensor([token for token in following if token is not None], device=computed.device)
         for name, logs in (("perplexity", ours), ("reference_perplexity", theirs)):
             metrics[f"quality/{name}"] = float(logs[rows, tokens].mean().neg().exp())
     return metrics
@@ -74,12 +76,12 @@ def compare(found: torch.Tensor, expected: torch.Tensor, following: Sequence[int
 def logits_of(plan: EnginePlan, texts: Sequence[list[int]], positions: Sequence[Sequence[int]]) -> torch.Tensor:
     """`[positions, vocab]` float32 at some positions of each text. Builds the plan's model."""
     model, spec = build_decoder(plan), kv_spec(plan.config, plan.model)
-    found = []
+    parts = []
     for text, places in zip(texts, positions, strict=True):
         storage = KVStorage(spec, 1, len(text), plan.device, plan.computed_by.attention.layout)
         pool = ContiguousKVCachePool(1, len(text), storage)
         view = pool.view([pool.allocate_slot(len(text))], [len(text)])
         rows = torch.tensor(list(places), device=plan.device)
-        found.append(model.forward(torch.tensor(text, device=plan.device), view, rows).float())
+        parts.append(model.forward(torch.tensor(text, device=plan.device), view, rows).float())
         view.advance()
-    return torch.cat(found)
+    return torch.cat(parts)

@@ -31,7 +31,7 @@ from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.plan import PeerPlan, RunPlan
 from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
-from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
+from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.lab.tracking.beside import TrackingProcess
 from kvlab.plugins import loaded_plugins
@@ -77,11 +77,11 @@ class Recording:
         self._started = time.time()  # seconds since 1970
         self._workload: WorkloadFacts | None = None
         if plan is not None:
-            found = describe_workload(
+            described = describe_workload(
                 config.workload, plan.requests, vocab_size=plan.model.vocab_size, seed=config.seed
             )
-            source = redacted("source", found.source)
-            self._workload = dataclasses.replace(found, name=redact(found.name), source=source)
+            source = redacted("source", described.source)
+            self._workload = dataclasses.replace(described, name=redact(described.name), source=source)
         self._facts: dict[str, str] = {}
         self._settled = False
         self._opening = in_background(self._open)
@@ -119,7 +119,7 @@ class Recording:
             print_note(console, sentence)
         problem = send_all(
             partial(self.tracker.log_metrics, metrics),
-            partial(self.tracker.log_series, _series(log)),
+            lambda: self.tracker.log_series({} if self.tracker.run_id is None else _series(log)),
             partial(self.tracker.log_artifacts, directory),
             partial(self.tracker.finish, status, error),
         )
@@ -184,7 +184,7 @@ class Recording:
                 "kv_bytes_per_token": plan.pool.bytes_per_token,
             }
             if plan.pool.groups:
-                summary["kv_groups"] = [[len(each.layers), each.window] for each in plan.pool.groups]
+                summary["kv_groups"] = [[len(group.layers), group.window] for group in plan.pool.groups]
         return summary
 
     def _failed(self, problem: str) -> None:
@@ -192,7 +192,7 @@ class Recording:
         self.tracker = Tracker()
         print_note(self._context.console, problem)
         if not self.unwritten:
-            self._context.console.print(f"the run's results are kept in {self._context.directory}", highlight=False)
+            self._context.console.print(f"the run's results are kept in {self._context.directory}")
 
 
 def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
@@ -203,7 +203,7 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
             name: list(zip(range(len(values)), series.times_s, map(float, values), strict=True))
             for name, values in series.columns.items()
         }
-    table = step_table(log.steps)
+    table = step_table(log.steps).take(pa.array(spread(len(log.steps)), pa.int64()))  # no more is kept of them
     points = [table[name].to_pylist() for name in ("index", "end_s")]
     columns = {
         name: table[name].cast(pa.float64()).to_pylist() for name in SERIES if not table[name].null_count
@@ -212,8 +212,8 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
 
 
 def _shares(log: RunLog) -> dict[str, list[float]]:
-    """How full the pool was after each step, in percent, and how much of what was in use held no token."""
-    pools = [step.pool for step in log.steps]
+    """How full the pool was after these steps, in percent, and how much of what was in use held no token."""
+    pools = [log.steps[index].pool for index in spread(len(log.steps))]
     known = [pool for pool in pools if pool is not None]
     if not known or len(known) < len(pools):
         return {}

@@ -28,10 +28,10 @@ from kvlab.core import (
     RequestRecord,
     StepRecord,
 )
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact
@@ -43,7 +43,7 @@ ROUTES = "routes.parquet"  # of a fleet: what its router chose
 SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
-_STEP = {each.name: each.type for each in fields(StepRecord) if each.name not in ("pool", "counters")}
+_STEP = {column.name: column.type for column in fields(StepRecord) if column.name not in ("pool", "counters")}
 _POOL = {  # column: field of PoolStats
     "blocks_total": "blocks_total",
     "blocks_in_use": "blocks_in_use",
@@ -57,7 +57,7 @@ _POOL = {  # column: field of PoolStats
     "loading_sequences": "loading_sequences",
 }
 _REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
-_COUNTERS = [each.name for each in fields(PoolCounters) if each.name != "merged_blocks"]
+_COUNTERS = [column.name for column in fields(PoolCounters) if column.name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 _TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
 _SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate
@@ -167,17 +167,17 @@ def read_series(table: pa.Table | None) -> EngineSeries:
 
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
     """The record of a row. What an older version did not write has its default."""
-    names = {each.name for each in fields(RequestRecord)}
-    found = {_REQUEST.get(name, name): value for name, value in row.items() if value is not None}
-    found = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in names}
-    times = found.setdefault("token_times_s", ())
+    names = {column.name for column in fields(RequestRecord)}
+    values = {_REQUEST.get(name, name): value for name, value in row.items() if value is not None}
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
+    times = values.setdefault("token_times_s", ())
     defaults = {
         "sample": 0,
         "output_token_ids": (UNKNOWN_TOKEN,) * len(times),
-        "finished_s": times[-1] if times else found["arrival_s"],
+        "finished_s": times[-1] if times else values["arrival_s"],
     }
-    reason = FinishReason(found.pop("finish_reason", FinishReason.ABORTED))
-    return RequestRecord(**(defaults | found), finish_reason=reason)
+    reason = FinishReason(values.pop("finish_reason", FinishReason.ABORTED))
+    return RequestRecord(**(defaults | values), finish_reason=reason)
 
 
 T = TypeVar("T")
@@ -286,10 +286,10 @@ def read_run(directory: Path) -> RunRecord:
 def read_summary(directory: Path) -> dict[str, Any] | None:
     """The summary of the run in `directory`; None where it has none, or none yet that can be read."""
     try:
-        found = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return summary if isinstance(summary, dict) else None
 
 
 def make_run(directory: Path, summary: Mapping[str, Any], log: RunLog) -> RunRecord:

@@ -25,8 +25,8 @@ def latencies_ms(records: Iterable[RequestRecord]) -> dict[str, NDArray[np.float
     gaps = [np.diff(record.token_times_s) * 1000 for record in done]
     values = {"itl": np.concatenate([np.empty(0), *gaps])}
     for name in ("ttft", "tpot", "e2el", "queue"):
-        found = [getattr(record, f"{name}_ms") for record in done]
-        values[name] = np.array([value for value in found if value is not None], dtype=np.float64)
+        latencies = [getattr(record, f"{name}_ms") for record in done]
+        values[name] = np.array([value for value in latencies if value is not None], dtype=np.float64)
     return values
 
 
@@ -47,8 +47,8 @@ def request_phases(record: RequestRecord) -> list[Phase]:
     end, admitted = max(record.finished_s, record.arrival_s), record.scheduled_s
     if admitted is None:
         first = end if record.first_token_s is None else record.first_token_s
-        found = [Phase("queued", record.arrival_s, first), Phase("decode", first, end)]
-        return [phase for phase in found if phase.end_s > phase.start_s]
+        known = [Phase("queued", record.arrival_s, first), Phase("decode", first, end)]
+        return [phase for phase in known if phase.end_s > phase.start_s]
     phases = [Phase("queued", record.arrival_s, admitted)]
     for turn, start in enumerate((admitted, *record.resumed_s)):
         preempted = record.preempted_s[turn] if turn < len(record.preempted_s) else None

@@ -87,10 +87,10 @@ class Roofline:
 
 def run_costs(plan: EnginePlan) -> RunCosts:
     """The costs of a planned engine. Its weights' bytes are spread evenly, whatever each is stored in."""
-    each = plan.weights.parameters / plan.weights.stored
+    weight_bytes = plan.weights.parameters / plan.weights.stored
     if plan.weights_format == "compact":
-        each = min(each, COMPACT_BYTES)
-    return RunCosts(plan.model, each, plan.pool.bytes_per_token)
+        weight_bytes = min(weight_bytes, COMPACT_BYTES)
+    return RunCosts(plan.model, weight_bytes, plan.pool.bytes_per_token)
 
 
 def roofline(costs: RunCosts, steps: Iterable[StepRecord], rates: MachineRates) -> Roofline:

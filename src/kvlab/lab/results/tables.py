@@ -48,10 +48,10 @@ def comparison_table(
         if number:
             table.add_column("ratio", justify="right")
     for section, entries in sections().items():
-        found = [metrics for _, metrics in runs]
-        shown = [entry for entry in entries if entry.in_table and _is_known(entry, found, known_only)]
+        figures = [metrics for _, metrics in runs]
+        shown = [entry for entry in entries if entry.in_table and _is_known(entry, figures, known_only)]
         if brief:
-            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in found)]
+            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in figures)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:
@@ -70,7 +70,7 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
     labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)] or ["point"]
     figures = [point["metrics"] for point in points]
     shown = [entry for entry in CATALOGUE.values() if entry.column and _is_known(entry, figures)]
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    table = new_table()
     for label in labels:
         table.add_column(label, overflow="fold", min_width=len(label) if keys else None)
     for entry in shown:
@@ -123,12 +123,11 @@ def _is_known(entry: Metric, runs: Iterable[Metrics], known_only: bool = False) 
     return not (entry.optional or known_only) or any(entry.name in metrics for metrics in runs)
 
 
-def new_table(first: str, *others: str) -> Table:
-    """A table whose other columns are numbers."""
+def new_table(*headings: str | Text, **options: Any) -> Table:
+    """A table whose columns behind the first are numbers; `options` are of every column."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, **{"justify": "right" if number else "left", **options})
     return table
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.core import RequestRecord, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.lab.files import replacing
 from kvlab.lab.results.requests import request_phases
-from kvlab.lab.results.step_log import StepLog
 from kvlab.lab.run.profile import Part, ProfiledStep, Span
 
 _MAX_SLICES = 200_000  # of parts, some 20 MB: later steps have a slice and counters alone
@@ -54,7 +54,7 @@ def trace_events(
     yield {"name": "thread_name", "ph": "M", "pid": _STEPS, "tid": _THREAD, "args": {"name": "engine"}}
     if records:
         yield {"name": "process_name", "ph": "M", "pid": _REQUESTS, "args": {"name": "requests"}}
-    spans = {each.record.index: each.spans for each in profiled}
+    spans = {step.record.index: step.spans for step in profiled}
     left = _MAX_SLICES
     log = StepLog.of(steps)
     columns = (log.column(name)[:_MAX_STEPS].tolist() for name in (*_OF_STEP, *_OF_POOL, *_OF_BATCH))

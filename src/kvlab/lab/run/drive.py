@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
@@ -17,7 +18,6 @@ from kvlab.errors import RequestRefusedError
 from kvlab.fleet.fleet import Routed
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.journal import BlockEvents
-from kvlab.lab.results.step_log import StepLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
@@ -64,7 +64,7 @@ def drive(
 
     When `should_stop` says so, requests that have not ended are aborted and the log is marked. `on_step` is called
     after each step, with None where the engine had nothing to do or keeps no steps. Unless `at_once` is False, an
-    engine that can takes steps that are all alike at once: it is ahead of those that `on_step` is called for.
+    engine that can takes steps that are all alike at once: then it is called once, with the first.
     """
     log, clock = RunLog(), engine.clock
     arrivals = deque(request for request in requests if request.follows is None)
@@ -92,7 +92,7 @@ def drive(
         heads = [queue[0] for queue in (arrivals if room else (), due) if queue]
         return min(heads, key=attrgetter("arrival_s"), default=None)
 
-    repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: []
+    repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: StepLog()
     clock.restart()
     while arrivals or due or engine.has_work():
         if should_stop():
@@ -116,9 +116,8 @@ def drive(
         log.next_arrival_s = request.arrival_s if request else None
         until_s = math.inf if request is None else request.arrival_s
         if taken := repeat(until_s):
-            for each in taken:
-                log.steps.append(each)
-                on_step(log, each)
+            log.steps.extend(taken)
+            on_step(log, taken[0])
             continue
         record = engine.step()
         if record is not None:
@@ -131,7 +130,9 @@ def drive(
                 longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
         on_step(log, record)
-    log.duration_s = clock.now() if log.interrupted else max((each.finished_s for each in log.records), default=0.0)
+    log.duration_s = (
+        clock.now() if log.interrupted else max((ended.finished_s for ended in log.records), default=0.0)
+    )
     if log.interrupted:
         for request_id in submitted:
             engine.abort(request_id)
@@ -139,5 +140,5 @@ def drive(
     if record is not None:
         log.steps.append(record)
     number = {request_id: position for position, request_id in enumerate(submitted)}
-    log.records.sort(key=lambda each: (number[each.request_id], each.sample))
+    log.records.sort(key=lambda ended: (number[ended.request_id], ended.sample))
     return log

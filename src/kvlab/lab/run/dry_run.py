@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,9 @@ from kvlab.config import RunConfig
 from kvlab.core import Request
 from kvlab.kv.pools import POOLS
 from kvlab.lab.files import check_directory
-from kvlab.lab.machine import available_memory
 from kvlab.lab.results.tables import count, new_table
+from kvlab.lab.run.requests import requests_of
 from kvlab.lab.terminal import Terminal, marked
-from kvlab.models.families import decoder_config
-from kvlab.models.tokenizer import load_tokenizer
-from kvlab.workloads import build_requests
 from kvlab.workloads.describe import unknown_prompts
 from kvlab.workloads.prefixes import PrefixTree, prefix_tree
 
@@ -28,14 +24,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     Raises a KvlabError for a workload that cannot be made and a directory that cannot be written to.
     """
     check_directory("hydra.run.dir", directory)
-    vocab_size = decoder_config(config.model, simulated=True).vocab_size
-    requests = build_requests(
-        config.workload,
-        vocab_size=vocab_size,
-        seed=config.seed,
-        memory=available_memory("cpu"),
-        tokenizer=partial(load_tokenizer, config.model),
-    )
+    requests = requests_of(config)
     block_size = POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len)
     tree = prefix_tree(requests, block_size)
     _print(config, requests, tree, console)
@@ -45,7 +34,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     (file,) = save_figures(
         {"workload": workload_figure(requests, tree, unknown_prompts(config.workload))}, directory
     )
-    console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+    console.print(f"drawn: {file}", soft_wrap=True)
 
 
 def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console: Terminal) -> None:
@@ -78,4 +67,4 @@ def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console
         "tokens": f"{sum(tree.tokens):,} of prompts, {sum(outputs):,} of outputs",
         **shared,
     }.items():
-        console.print(marked("[bold]{}[/]: {}", name, text), highlight=False)
+        console.print(marked("[bold]{}[/]: {}", name, text))

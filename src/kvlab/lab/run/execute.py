@@ -88,8 +88,8 @@ def _execute(
 
 def _crowded(plan: RunPlan | PeerPlan, watch: CpuWatch) -> str | None:
     """Why this machine's processors are too busy for a measurement; None: they are not, or it needs none."""
-    kernels = plan.kernels if isinstance(plan, RunPlan) and plan.device == "cpu" else None
-    return None if kernels is None else oversubscription(kernels.threads, watch.busy_cores())
+    threads = plan.cpu_threads if isinstance(plan, RunPlan) else 0
+    return oversubscription(threads, watch.busy_cores()) if threads else None
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:

@@ -44,8 +44,11 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     """The share of the roofline that was reached; none on a GPU, or without this machine's rates."""
     if plan.device != "cpu" or not log.steps:
         return {}
-    from kvlab.lab.machine_rates import known_rates, measure_and_keep  # this late, since it imports torch
+    import torch  # this late: simulations do without
 
+    from kvlab.lab.machine_rates import known_rates, measure_and_keep
+
+    torch.set_num_threads(plan.cpu_threads)  # of all ranks, which have ended
     dtype = plan.config.executor.dtype
     rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}

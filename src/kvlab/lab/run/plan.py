@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 from kvlab.config import FleetConfig, RunConfig, format_bytes, parse_bytes
@@ -18,13 +17,14 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
+from kvlab.lab.run.requests import requests_of
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
-from kvlab.models.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
+from kvlab.models.tokenizer import Tokenizer, find_tokenizer
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Assignment, EngineKind
 from kvlab.secrets import redact
-from kvlab.workloads import build_requests, may_sample
+from kvlab.workloads import may_sample
 from kvlab.workloads.prompts import grown_lengths
 
 _LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into main memory behind the check
@@ -105,9 +105,8 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
         text = f"are replicas of kvlab's own engine, and engine={config.engine.kind} is another; leave it at 1"
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     kind.check(config)
-    model = decoder_config(config.model)
-    requests = _requests(config, model.vocab_size)
-    return PeerPlan(config, kind, model, requests, _check_lengths(requests, config))
+    requests = requests_of(config)
+    return PeerPlan(config, kind, decoder_config(config.model), requests, _check_lengths(requests, config))
 
 
 def plan_run(config: RunConfig) -> RunPlan:
@@ -124,7 +123,10 @@ def plan_run(config: RunConfig) -> RunPlan:
     _check_split(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
-    requests = _requests(config, plan.model.vocab_size)
+    if config.debug.profile and plan.is_real and (ranks := config.executor.tensor_parallel) > 1:
+        text = f"times the parts of one process, and executor.tensor_parallel={ranks} has several; leave it out"
+        raise ConfigError("debug.profile", True, text)
+    requests = requests_of(config)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan, config.fleet.replicas)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
@@ -154,16 +156,6 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
         "capacity/weight_bytes": replicas * plan.weights.total,
         "capacity/working_bytes": plan.working.peak,
     }
-
-
-def _requests(config: RunConfig, vocab_size: int) -> list[Request]:
-    return build_requests(
-        config.workload,
-        vocab_size=vocab_size,
-        seed=config.seed,
-        memory=available_memory("cpu"),
-        tokenizer=partial(load_tokenizer, config.model),
-    )
 
 
 def _check_lengths(requests: list[Request], config: RunConfig) -> int:

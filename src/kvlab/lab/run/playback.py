@@ -56,11 +56,11 @@ class Playback:
             self.after(step)
         if self._steps < len(self._recording.steps):
             raise self._error(f"step {self._steps}: the recording goes on, to {len(self._recording.steps)} steps")
-        kept, found = read_run(Path(self._recording.source)), {each.key: each for each in log.records}
+        kept, served = read_run(Path(self._recording.source)), {record.key: record for record in log.records}
         for request in kept.requests():
-            if request.key not in found:
+            if request.key not in served:
                 raise self._error(f"request {request.name}: is not there")
-            self._compare(f"request {request.name}", request_row(request), request_row(found[request.key]))
+            self._compare(f"request {request.name}", request_row(request), request_row(served[request.key]))
         said = f"{self._steps:,} steps, {len(log.records):,} requests"
         events = kept.blocks()
         if events is not None and log.blocks is not None:
@@ -72,12 +72,12 @@ class Playback:
         return f"played back {said}: every decision is that of the recording"
 
     def _compare(
-        self, what: str, wanted: Mapping[str, Any], found: Mapping[str, Any], measured: Sequence[str] = ()
+        self, what: str, wanted: Mapping[str, Any], own: Mapping[str, Any], measured: Sequence[str] = ()
     ) -> None:
         """Raise PlaybackError unless both rows have the same in all columns that the recording has."""
-        names = [name for name in wanted if name in found and name not in measured and found[name] != wanted[name]]
+        names = [name for name in wanted if name in own and name not in measured and own[name] != wanted[name]]
         if names:
-            texts = (f"{name} {_short(found[name])} instead of {_short(wanted[name])}" for name in names)
+            texts = (f"{name} {_short(own[name])} instead of {_short(wanted[name])}" for name in names)
             raise self._error(f"{what}: {', '.join(islice(texts, _MOST_SHOWN))}")
 
     def _error(self, what: str) -> PlaybackError:

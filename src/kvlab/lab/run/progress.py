@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn
 
 from kvlab.core import Request, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import ServingEngine
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.terminal import Terminal
@@ -31,19 +33,15 @@ class RemainingTime:
         outputs = sum(request.sampling.n * (request.sampling.max_tokens - 1) for request in requests)
         self._tokens = np.array([prompts, outputs])  # to prefill and to decode
         self._last_arrival = max((request.arrival_s for request in requests), default=0.0)
-        self._new: list[tuple[float, ...]] = []  # steps: prefill, decode, seconds, recomputed
-        self._sums, self._products = np.zeros(4), np.zeros((4, 4))  # of those before
+        self._seen = 0  # steps, of which there are
+        self._sums, self._products = np.zeros(4), np.zeros((4, 4))  # of prefill, decode, seconds, recomputed
 
-    def observe(self, record: StepRecord) -> None:
-        """Learn from a step."""
-        seconds = record.end_s - record.start_s
-        decoded = record.decode_tokens - record.proposed_tokens + record.accepted_tokens
-        self._new.append((record.prefill_tokens, decoded, seconds, record.recomputed_tokens))
-
-    def seconds(self, now: float) -> float | None:
-        """Seconds left, arrivals still to come included; None before the first step."""
-        steps = np.array(self._new).reshape(-1, 4)
-        self._new.clear()
+    def seconds(self, now: float, log: StepLog) -> float | None:
+        """Seconds left after all steps so far, arrivals still to come included; None before the first step."""
+        new, self._seen = partial(log.column, first=self._seen), len(log)
+        decoded = new("decode_tokens") - new("proposed_tokens") + new("accepted_tokens")
+        seconds = new("end_s") - new("start_s")
+        steps = np.column_stack([new("prefill_tokens"), decoded, seconds, new("recomputed_tokens")])
         self._sums += steps.sum(axis=0)
         self._products += steps.T @ steps
         weights = np.array([1.0, _DECODE_WEIGHT])
@@ -72,8 +70,6 @@ def show_progress(
 
     def after_step(log: RunLog, record: StepRecord | None) -> None:
         nonlocal printed
-        if record is not None:
-            remaining.observe(record)
         now = time.monotonic()
         # Drawing costs more than a short step; four times a second is enough.
         if now - printed < (0.25 if terminal else _PLAIN_EVERY_S):
@@ -82,13 +78,13 @@ def show_progress(
         stats, at = engine.stats(), engine.clock.now()
         tokens = stats.output_tokens
         if tokens is None:
-            tokens = sum(len(each.output_token_ids) for each in log.records)
+            tokens = sum(len(ended_record.output_token_ids) for ended_record in log.records)
         parts = [f"{tokens / max(at, 1e-9):6.1f} tok/s", f"{stats.running} running", f"{stats.waiting} waiting"]
         if stats.blocks_total and stats.blocks_in_use is not None:
             parts.append(f"KV {100 * stats.blocks_in_use / stats.blocks_total:3.0f} %")
         if log.next_arrival_s is not None and not stats.running + stats.waiting:
             parts.append(f"next request in {clock(max(0.0, log.next_arrival_s - at))}")
-        left = remaining.seconds(at)
+        left = remaining.seconds(at, log.steps)
         if left is not None:
             parts.append(f"{clock(left)} left")
         if stats.hit_rate is not None:
@@ -99,7 +95,7 @@ def show_progress(
         if terminal:
             bar.update(task, completed=tokens, requests=ended, status=status)
         else:
-            console.print(f"{clock(at)}  {ended}  {' '.join(status.split())}", highlight=False)
+            console.print(f"{clock(at)}  {ended}  {' '.join(status.split())}")
 
     with bar:
         yield after_step

@@ -62,12 +62,12 @@ class Reporter:
             console.print(config_tree(recorded, context.choices))
         else:
             choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
-            console.print(f"{choices}  (verbose=true: every setting)", style="dim", highlight=False)
+            console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         for sentence in without_effect(config):
             self.note(sentence)
         if isinstance(plan, PeerPlan):
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
-            console.print(f"{config.engine.kind} on {plan.machine}: {count}", highlight=False, soft_wrap=True)
+            console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
         pool = plan.pool
         kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
@@ -75,7 +75,7 @@ class Reporter:
         if kernels:
             reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
             computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
-        threads = kernels.threads if kernels and plan.device == "cpu" else 0
+        threads, ranks = plan.cpu_threads, config.executor.tensor_parallel if plan.is_real else 1
         why = explain_threads(config.executor.threads, threads) if threads else ""
         weights = config.executor.weights_dtype
         if plan.weights_format == "compact":
@@ -92,12 +92,12 @@ class Reporter:
             f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}"
             f"{''.join(f', {text}' for text in behind)}; "
             f"{computed}{len(plan.requests)} requests on {plan.machine}"
+            + (f", {ranks} ranks" if ranks > 1 else "")
             + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
-            + (f" ({why})" if why else ""),
-            highlight=False,
+            + (f" ({why})" if why else "")
         )
         if plan.timing is not None:
-            console.print(_as_simulated(plan, plan.timing), highlight=False)
+            console.print(_as_simulated(plan, plan.timing))
 
     def estimate(self, plan: RunPlan | PeerPlan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -105,14 +105,14 @@ class Reporter:
             return
         from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
 
-        rates = rates_here(plan.config.executor.dtype, plan.config.executor.threads)
-        self.console.print(estimate_sentence(plan, rates), highlight=False)
+        rates = rates_here(plan.config.executor.dtype, plan.config.executor.all_threads)
+        self.console.print(estimate_sentence(plan, rates))
 
     def engine(self, engine: ServingEngine) -> None:
         """Say what an engine that is not kvlab's is."""
         if isinstance(engine, Reporting):
             facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
-            self.console.print(f"engine: {facts}", highlight=False, soft_wrap=True)
+            self.console.print(f"engine: {facts}", soft_wrap=True)
 
     def served(self, plan: RunPlan | PeerPlan, served: Served) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
@@ -129,7 +129,7 @@ class Reporter:
         """A sample of a run's words; none in a sweep, whose points would drown in them."""
         for answer in () if self.context.in_sweep else sample_answers(log.records):
             self.console.print(marked("[bold]{}[/] {}", f"{answer.name}:", answer.prompt), soft_wrap=True)
-            self.console.print(f"  {answer.text} ({answer.ending})", highlight=False, soft_wrap=True)
+            self.console.print(f"  {answer.text} ({answer.ending})", soft_wrap=True)
 
     def result(self, result: RunResult, tracker: Tracker, *, known_only: bool, brief: bool) -> None:
         """The figures, and where they are."""
@@ -142,11 +142,11 @@ class Reporter:
             console.print(marked("[yellow]interrupted:[/] the figures are those of the part that ran"))
         if result.error:
             console.print(marked("[red]failed:[/] {}", result.error), soft_wrap=True)
-        console.print(f"results: {context.directory}", highlight=False, soft_wrap=True)
+        console.print(f"results: {context.directory}", soft_wrap=True)
         if not context.in_sweep:
             if tracker.run_id:
-                console.print(f"run {tracker.run_id}", highlight=False)
-            console.print(tracker.where(), highlight=False, soft_wrap=True)
+                console.print(f"run {tracker.run_id}")
+            console.print(tracker.where(), soft_wrap=True)
 
 
 def _as_simulated(plan: RunPlan, timing: Timing) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,56 +100,50 @@ def serve(
 
     Raises AuditError where `debug.audit` finds something, PlaybackError for a decision other than the recorded.
     """
-    playback = _playback(engine, plan)
-    try:
-        return _serve(engine, plan, console, profiler, should_stop, playback)
-    finally:
+    playback, prompts, limit = _playback(engine, plan), _prompts(engine, plan), plan.config.workload.concurrency
+    with ExitStack() as guard:
         if isinstance(engine, Reporting):
+            guard.callback(engine.close)
+        elif isinstance(engine, EngineCore):
+            guard.callback(engine.end_processes)
+        with show_progress(engine, plan.requests, console) as progress:
+
+            def after_step(log: RunLog, record: StepRecord | None) -> None:
+                if plan.config.debug.audit and (broken := _audit(engine)):
+                    shown = "; ".join(map(str, broken[:5]))
+                    raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
+                if playback is not None and record is not None:
+                    playback.after(record)
+                if prompts is not None and record is not None:
+                    prompts.catch_up(record.start_s)
+                profiler.end_step(record)
+                progress(log, record)
+
+            log = drive(
+                engine,
+                plan.requests,
+                concurrency=limit,
+                should_stop=should_stop,
+                on_step=after_step,
+                at_once=playback is None and not plan.config.debug.audit,
+            )
+        if isinstance(engine, Journaled) and engine.journal is not None:
+            log.blocks = engine.journal.columns(record.key for record in log.records)
+        finish_log(engine, log)
+        findings = _audit(engine)
+        if isinstance(engine, Reporting):
+            log.engine_report = engine.report()
+        else:
             engine.close()
-
-
-def _serve(
-    engine: ServingEngine,
-    plan: RunPlan | PeerPlan,
-    console: Terminal,
-    profiler: Profiler,
-    should_stop: Callable[[], bool],
-    playback: Playback | None,
-) -> Served:
-    prompts = _prompts(engine, plan)
-    with show_progress(engine, plan.requests, console) as progress:
-
-        def after_step(log: RunLog, record: StepRecord | None) -> None:
-            if plan.config.debug.audit and (broken := _audit(engine)):
-                shown = "; ".join(map(str, broken[:5]))
-                raise AuditError(f"after step {len(log.steps)}: {len(broken)} broken invariant(s): {shown}")
-            if playback is not None and record is not None:
-                playback.after(record)
-            if prompts is not None and record is not None:
-                prompts.catch_up(record.start_s)
-            profiler.end_step(record)
-            progress(log, record)
-
-        limit = plan.config.workload.concurrency
-        log = drive(
-            engine,
-            plan.requests,
-            concurrency=limit,
-            should_stop=should_stop,
-            on_step=after_step,
-            at_once=playback is None and not plan.config.debug.audit,
-        )
-    if isinstance(engine, Journaled) and engine.journal is not None:
-        log.blocks = engine.journal.columns(record.key for record in log.records)
-    if isinstance(engine, Fleet):
-        log.steps, log.routed = log.steps.in_order(), engine.routed
-        log.retried = engine.retried
-        log.transfers = [] if engine.split is None else engine.split.transfers
-    findings = _audit(engine)
-    if isinstance(engine, Reporting):
-        log.engine_report = engine.report()
-    engine.close()
     return Served(log, findings, playback, None if prompts is None else prompts.counts())
+
+
+def finish_log(engine: ServingEngine, log: RunLog) -> None:
+    """Add what a fleet knows of a run: the steps of all replicas by time, choices, retries and transfers."""
+    if isinstance(engine, Fleet):
+        log.steps.sort()
+        log.routed, log.retried = engine.routed, engine.retried
+        log.transfers = [] if engine.split is None else engine.split.transfers
 
 
 def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:
@@ -156,10 +151,10 @@ def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver 
     core = engine.core if isinstance(engine, FrontEnd) else engine
     if not plan.config.figures or not isinstance(core, EngineCore):
         return None
-    core.observer = found = PromptObserver(
+    core.observer = observer = PromptObserver(
         core, has_salts=any(request.salt is not None for request in plan.requests)
     )
-    return found
+    return observer
 
 
 def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:

@@ -6,7 +6,7 @@ process. Whatever goes wrong with a store is a `TrackingError` that names it.
 """
 
 from kvlab.lab.tracking.base import RunStatus, Tracker, send_all
-from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS, MlflowTracker, start_run
+from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS, MlflowTracker, spread, start_run
 from kvlab.lab.tracking.store import Store, open_store
 from kvlab.lab.tracking.uri import resolve_uri
 
@@ -19,5 +19,6 @@ __all__ = [
     "open_store",
     "resolve_uri",
     "send_all",
+    "spread",
     "start_run",
 ]

@@ -7,6 +7,7 @@ complete what is there. So it works on a file beside the store's, which is renam
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,10 +39,19 @@ def make_if_needed(path: Path) -> None:
 
 
 def _fill(path: Path) -> None:
-    """Let MLflow make its tables and its first experiment in a new file."""
+    """Let MLflow make its tables and its first experiment in a new file, which the caller syncs as a whole."""
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-    from sqlalchemy.engine import URL
+    from sqlalchemy import event
+    from sqlalchemy.engine import URL, Engine
+
+    def do_not_sync(connection: sqlite3.Connection, _: object) -> None:  # after each step, most of the time
+        if any(file == str(path) for _, _, file in connection.execute("PRAGMA database_list")):
+            connection.execute("PRAGMA synchronous = OFF")
 
     uri = URL.create("sqlite", database=str(path)).render_as_string()
-    SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+    event.listen(Engine, "connect", do_not_sync)
+    try:
+        SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+    finally:
+        event.remove(Engine, "connect", do_not_sync)

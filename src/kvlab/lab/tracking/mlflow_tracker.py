@@ -185,9 +185,12 @@ class MlflowTracker(Tracker):
 
 
 def _sample(points: Sequence[Point]) -> Sequence[Point]:
-    """At most SERIES_POINTS of the points, evenly spread, the first and the last among them."""
-    count = len(points)
-    return [points[round(index)] for index in np.linspace(0, count - 1, min(count, SERIES_POINTS)).tolist()]
+    return [points[index] for index in spread(len(points))]
+
+
+def spread(count: int) -> list[int]:
+    """At most SERIES_POINTS numbers below `count`, evenly spread, the first and the last among them."""
+    return [round(index) for index in np.linspace(0, count - 1, min(count, SERIES_POINTS)).tolist()]
 
 
 def _all_tags(tags: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, str]:

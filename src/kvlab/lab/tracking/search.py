@@ -40,13 +40,13 @@ def find_runs(store: Store, experiment: str, query: str, *, limit: int | None = 
 
     `limit` is at most 1000. Raises TrackingError for a store that fails or a filter it does not understand.
     """
-    found = store.call("get_experiment_by_name", experiment)
+    entry = store.call("get_experiment_by_name", experiment)
     runs: list[TrackedRun] = []
     token = None
-    while found is not None:
+    while entry is not None:
         page = store.call(
             "search_runs",
-            [found.experiment_id],
+            [entry.experiment_id],
             filter_string=query,
             max_results=limit or _PAGE,
             order_by=["attributes.start_time DESC"],

@@ -79,20 +79,20 @@ class Store:
         find = partial(self._client.get_experiment_by_name, name)
         create = partial(self._client.create_experiment, name, artifact_location=artifacts, tags=_KIND)
         with self._errors(opening=True), nullcontext() if self.path is None else file_lock(self.path):
-            found = self._bounded(find)
-            if found is None:
+            entry = self._bounded(find)
+            if entry is None:
                 try:
                     return str(self._bounded(create))
                 except Exception:  # on a server another client may have been faster
-                    found = self._bounded(find)
-                    if found is None:
+                    entry = self._bounded(find)
+                    if entry is None:
                         raise
-            if found.lifecycle_stage == "deleted":
+            if entry.lifecycle_stage == "deleted":
                 raise TrackingError(
                     f"tracking.experiment={name}: was deleted in {self.shown}; choose another name, or bring it "
-                    f"back: MLFLOW_TRACKING_URI={self.shown} mlflow experiments restore -x {found.experiment_id}"
+                    f"back: MLFLOW_TRACKING_URI={self.shown} mlflow experiments restore -x {entry.experiment_id}"
                 )
-            return str(found.experiment_id)
+            return str(entry.experiment_id)
 
     def call(self, method: str, *args: Any, bulk: bool = False, **kwargs: Any) -> Any:
         """Call a method of MlflowClient; `bulk` transfers are bounded request by request, not as a whole."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from dataclasses import dataclass
 
+from kvlab.peers.prometheus import block_tokens, cache_slots, kept_lines, read_series
+
 _MOST_S = 5.0  # for an answer
-_METRIC = re.compile(r"^vllm:(\w+?)(?:\{(.*?)\})? ([-+\d.eE]+|NaN)$", re.MULTILINE)
-_BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +25,13 @@ def read_metrics(url: str) -> ServerMetrics | None:
     """The metrics of a server; None where it does not answer."""
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_MOST_S) as answer:
-            text = answer.read().decode(errors="replace")
+            page = kept_lines(answer.read())
     except (OSError, ValueError):
         return None
-    found = {name: (labels or "", float(value)) for name, labels, value in _METRIC.findall(text)}
-
-    def value(*names: str) -> float | None:
-        return next((found[name][1] for name in names if name in found), None)
-
-    blocks = _BLOCKS.search(found.get("cache_config_info", ("", 0.0))[0])
-    return ServerMetrics(
-        value("num_requests_running"),
-        value("num_requests_waiting"),
-        value("prefix_cache_queries_total", "prefix_cache_queries"),
-        value("prefix_cache_hits_total", "prefix_cache_hits"),
-        int(blocks[1]) if blocks else None,
+    columns = read_series([(0.0, page)]).columns
+    running, waiting, looked_up, hits = (
+        columns[name][0] if name in columns else None
+        for name in ("running", "waiting", "prefix_queries", "prefix_hits")
     )
+    slots, size = cache_slots(page), block_tokens(page)
+    return ServerMetrics(running, waiting, looked_up, hits, slots // size if slots and size else None)

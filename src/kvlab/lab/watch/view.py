@@ -88,11 +88,11 @@ class ServerPool:
                 self.again_s.append(when - self._gone.pop(name))
             hashes: list[int] = []
             if self.hasher is not None and is_known and size % self.trace_tokens == 0:
-                found = self.hasher.behind(last, tokens[number * size : (number + 1) * size])
-                last, hashes = found[-1], [int.from_bytes(each, "big") for each in found]
+                digests = self.hasher.behind(last, tokens[number * size : (number + 1) * size])
+                last, hashes = digests[-1], [int.from_bytes(digest, "big") for digest in digests]
                 self._digests[name] = last
-            for each in hashes if name not in self.now else ():
-                self.presences.setdefault(each, Presence()).since.append(when)
+            for block in hashes if name not in self.now else ():
+                self.presences.setdefault(block, Presence()).since.append(when)
             self.now[name] = hashes
 
     def _remove(self, name: Name, when: float) -> None:
@@ -102,8 +102,8 @@ class ServerPool:
             return
         self.removed += 1
         self._gone[name] = when
-        for each in hashes:
-            self.presences[each].until.append(when)
+        for block in hashes:
+            self.presences[block].until.append(when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +129,18 @@ def judge(pool: ServerPool, requests: Iterable[TracedRequest], started: float) -
     size = pool.block_tokens or pool.trace_tokens
     for request in requests:
         hashes, when = request.hashes or (), started + (request.arrival_s or 0.0)
-        found = 0
-        for each in hashes:
-            asked[each] = asked.get(each, 0) + 1
-        for each in hashes:
-            presence = pool.presences.get(each)
+        hits = 0
+        for block in hashes:
+            asked[block] = asked.get(block, 0) + 1
+        for block in hashes:
+            presence = pool.presences.get(block)
             if presence is None or not presence.at(when):
                 break
-            found += pool.trace_tokens
-        found = min(found // size, (request.prompt_tokens - 1) // size) * size  # one token is always computed
-        prompt, said, there = prompt + request.prompt_tokens, said + (request.cached_tokens or 0), there + found
-        agree += (request.cached_tokens or 0) == found
-        more += (request.cached_tokens or 0) > found
-        less += (request.cached_tokens or 0) < found
+            hits += pool.trace_tokens
+        hits = min(hits // size, (request.prompt_tokens - 1) // size) * size  # one token is always computed
+        prompt, said, there = prompt + request.prompt_tokens, said + (request.cached_tokens or 0), there + hits
+        agree += (request.cached_tokens or 0) == hits
+        more += (request.cached_tokens or 0) > hits
+        less += (request.cached_tokens or 0) < hits
     unasked = sum(bool(hashes) and asked.get(hashes[-1], 0) < 2 for hashes in pool.now.values())
     return Verdict(prompt, said, there, agree, more, less, unasked)

@@ -80,7 +80,7 @@ class FittedTiming(StepTiming):
         if not beyond:
             return None
         count = sum(any(getattr(work, name) > largest[name] for name in _SHOWN) for work in works)
-        found = ", ".join(f"{max(getattr(w, name) for w in works):,} {_SHOWN[name]}" for name in beyond)
+        said = ", ".join(f"{max(getattr(w, name) for w in works):,} {_SHOWN[name]}" for name in beyond)
         fitted = ", ".join(f"{largest[name]:,}" for name in beyond)
         larger = f"{count:,} of {len(works):,} steps are larger than any that was fitted"
-        return f"{larger}: up to {found}, fitted to {fitted}"
+        return f"{larger}: up to {said}, fitted to {fitted}"

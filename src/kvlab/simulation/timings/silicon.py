@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import hypot, log
+from operator import add
 
 import numpy as np
 
@@ -126,33 +127,44 @@ class SiliconTiming(StepTiming):
         return f"silicon ({self._tables.name})"
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        return self.run_s(new_tokens, lengths[None], sampled)[0]
+
+    def run_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
         if (groups := self._groups) == 1:
             return self._group_s(new_tokens, lengths, sampled)
         # The experts of all wait for the group that takes longest.
-        every = [(new_tokens[first::groups], lengths[first::groups]) for first in range(groups)]
-        longest = max(self._group_s(new, own, -(-sampled // groups)) for new, own in every if len(new))
-        return longest + self._experts_s(int(new_tokens.sum()))
+        every = [(new_tokens[first::groups], lengths[:, first::groups]) for first in range(groups)]
+        found = [self._group_s(new, own, -(-sampled // groups)) for new, own in every if len(new)]
+        experts_s = self._experts_s(int(new_tokens.sum()))
+        return [max(seconds) + experts_s for seconds in zip(*found, strict=True)]
 
-    def _group_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
-        """Of the sequences of one group of devices."""
+    def _group_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
+        """Of the sequences of one group of devices, each step's."""
         decoding = new_tokens == 1
         batch = int(np.count_nonzero(decoding))
-        seconds: float = self._linear_s(int(new_tokens.sum()))
+        same_s: float = self._linear_s(int(new_tokens.sum()))
         if sampled:
-            seconds += self._head_s(sampled)
+            same_s += self._head_s(sampled)
+        seconds = [same_s] * len(lengths)
         if batch:
-            seconds += self._decoding_s(lengths if batch == len(lengths) else lengths[decoding])
-        if batch < len(lengths):
+            contexts = lengths if batch == len(new_tokens) else lengths[:, decoding]
+            seconds = list(map(add, seconds, self._decoding_s(contexts)))
+        if batch < len(new_tokens):
             chunks = new_tokens[~decoding]
-            seconds += self._prefilling_s(chunks.tolist(), (lengths[~decoding] - chunks).tolist())
+            before = (lengths[:, ~decoding] - chunks).tolist()
+            each = (self._prefilling_s(chunks.tolist(), cached) for cached in before)
+            seconds = list(map(add, seconds, each))
         return seconds
 
-    def _decoding_s(self, contexts: Counts) -> float:
-        seconds = 0.0
+    def _decoding_s(self, contexts: Counts) -> list[float]:
+        """Of each step, which has a row of `contexts`."""
+        seconds, batch = [0.0] * len(contexts), contexts.shape[1]
         for window, layers in self._windows.items():
             seen = contexts if window is None else np.minimum(contexts, window)
-            mean, longest = _rounded(round(float(seen.mean()))), _rounded(int(seen.max()))
-            seconds += layers * max(self._decode_s(len(seen), mean), self._decode_s(1, longest))
+            means = _all_rounded(np.rint(seen.sum(axis=1) / batch).astype(np.int64)).tolist()
+            longest = _all_rounded(seen.max(axis=1)).tolist()
+            for step, (mean, most) in enumerate(zip(means, longest, strict=True)):
+                seconds[step] += layers * max(self._decode_s(batch, mean), self._decode_s(1, most))
         return seconds
 
     def _prefilling_s(self, new: list[int], before: list[int]) -> float:
@@ -166,8 +178,8 @@ class SiliconTiming(StepTiming):
                     for start in range(0, tokens, window)
                 ]
             batch = len(chunks)
-            each = (self._prefill_s(batch, _rounded(tokens), _rounded(cached)) for tokens, cached in chunks)
-            seconds += layers * sum(each) / batch
+            chunk_s = (self._prefill_s(batch, _rounded(tokens), _rounded(cached)) for tokens, cached in chunks)
+            seconds += layers * sum(chunk_s) / batch
         return seconds
 
 
@@ -175,6 +187,13 @@ def _rounded(count: int) -> int:
     """`count` to `_BITS` significant bits."""
     shift = count.bit_length() - _BITS
     return count if shift <= 0 else (count + (1 << (shift - 1))) >> shift << shift
+
+
+def _all_rounded(counts: Counts) -> Counts:
+    """The same of many."""
+    shift = np.maximum(np.frexp(counts)[1] - _BITS, 0)
+    rounded: Counts = (counts + (1 << shift >> 1)) >> shift << shift
+    return rounded
 
 
 def _unmeasured(

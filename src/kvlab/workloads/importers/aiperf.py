@@ -16,13 +16,10 @@ class AIPerfImporter(JsonLinesImporter):
     """profile_export.jsonl; requests that were cancelled, and of the warm-up, are left out."""
 
     what: ClassVar[str] = "records of AIPerf"
+    marks = ('"request_start_ns"',)
     expected = "AIPerf's profile_export.jsonl"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return '"request_start_ns"' in head.partition("\n")[0]
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         about, metrics = row["metadata"], row["metrics"]

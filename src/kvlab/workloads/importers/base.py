@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from kvlab.config import WorkloadConfig
@@ -31,9 +32,13 @@ class ImportOptions:
 class Importer(ABC):
     """Reads one format. `block_tokens`: of the prompt that one hash stands for, known when the first request is;
     `unknown`: what the format never tells; `in_order`: of arrival, else of something else, as of the ends.
+    A file of the format `begins` so, and has all `marks` in its first line, or soon where it has no `lines`.
     """
 
     what: ClassVar[str]  # in a sentence
+    begins: ClassVar[str] = ""
+    marks: ClassVar[tuple[str, ...]] = ()
+    lines: ClassVar[bool] = True
     block_tokens: int = 16
     unknown: ClassVar[tuple[str, ...]] = ()
     in_order: ClassVar[bool] = True
@@ -43,19 +48,43 @@ class Importer(ABC):
         self.options = options
 
     @classmethod
-    @abstractmethod
     def recognises(cls, head: str) -> bool:
         """Whether a file that begins like this is one of its format."""
+        seen = head.lstrip()
+        seen = seen.partition("\n")[0] if cls.lines else seen
+        return seen.startswith(cls.begins) and all(mark in seen for mark in cls.marks)
+
+    def error(self, reason: str) -> WorkloadError:
+        """What is wrong with the file."""
+        return WorkloadError(f"{shown(self.options.path)}: {reason}")
 
     @abstractmethod
     def requests(self) -> Iterator[TracedRequest]:
         """Its requests, with arrivals from whatever moment on. Raises WorkloadError."""
 
 
-class JsonLinesImporter(Importer):
-    """Of a file with a JSON object in each line. `expected`: what such a line is."""
+class JsonImporter(Importer):
+    """Of a file of JSON. `expected`: what it, or each of its lines, is."""
 
     expected: ClassVar[str]
+
+    def checked(
+        self, read: Callable[[], Iterable[TracedRequest]], error: Callable[[str], WorkloadError]
+    ) -> Iterator[TracedRequest]:
+        """The requests that are read. What look-ups and checks raise becomes an `error`."""
+        try:
+            for request in read():
+                request.check(self.block_tokens)
+                yield request
+        except WorkloadError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as mistake:
+            text = f"has no {mistake}" if isinstance(mistake, KeyError) else str(mistake)
+            raise error(f"{text}; expected {self.expected}") from mistake
+
+
+class JsonLinesImporter(JsonImporter):
+    """Of a file with a JSON object in each line."""
 
     @abstractmethod
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterable[TracedRequest]:
@@ -65,20 +94,16 @@ class JsonLinesImporter(Importer):
         """See Importer."""
         for number, line in read_lines(self.options.path):
             place = Place(self.options.path, number)
-            try:
-                for request in self.of_line(place, json_object(line)):
-                    request.check(self.block_tokens)
-                    yield request
-            except WorkloadError:
-                raise
-            except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-                raise place.error(f"{_mistake(error)}; expected {self.expected}") from error
+            yield from self.checked(partial(self._of_line, place, line), place.error)
+
+    def _of_line(self, place: Place, line: bytes) -> Iterable[TracedRequest]:
+        return self.of_line(place, json_object(line))
 
 
-class DocumentImporter(Importer):
-    """Of a file that is one JSON value. `expected`: what it is."""
+class DocumentImporter(JsonImporter):
+    """Of a file that is one JSON value."""
 
-    expected: ClassVar[str]
+    lines = False
 
     @abstractmethod
     def of_document(self, document: Any) -> Iterable[TracedRequest]:
@@ -86,40 +111,18 @@ class DocumentImporter(Importer):
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
-        try:
-            for request in self.of_document(read_document(self.options.path)):
-                request.check(self.block_tokens)
-                yield request
-        except WorkloadError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            text = f"{_mistake(error)}; expected {self.expected}"
-            raise WorkloadError(f"{shown(self.options.path)}: {text}") from error
-
-
-def _mistake(error: Exception) -> str:
-    """What is wrong with a row that was not as expected."""
-    return f"has no {error}" if isinstance(error, KeyError) else str(error)
+        return self.checked(lambda: self.of_document(read_document(self.options.path)), self.error)
 
 
 class RowImporter(Importer):
-    """Of a trace that runs read as it is: `source` is what workload.source calls it, `rows` are those of its file,
-    whose first line has the `marks`.
-    """
+    """Of a trace that runs read as it is: `source` is what workload.source calls it, `rows` are of its file."""
 
     source: ClassVar[str]
-    marks: ClassVar[tuple[str, ...]]
 
     @staticmethod
     @abstractmethod
     def rows(config: WorkloadConfig) -> Iterator[Row]:
         """See class. Raises WorkloadError."""
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        """See Importer."""
-        line = head.partition("\n")[0]
-        return all(mark in line for mark in cls.marks)
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""

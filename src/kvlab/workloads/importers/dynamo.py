@@ -20,16 +20,13 @@ class DynamoImporter(JsonLinesImporter):
     """
 
     what: ClassVar[str] = "Dynamo's request trace"
+    marks = (f'"{_SCHEMA}"',)
     expected = f"a record of {_SCHEMA}"
     in_order = False
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self._has_size = False
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return f'"{_SCHEMA}"' in head.partition("\n")[0]
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         if row.get("event_type") != "request_end" or not isinstance(row.get("request"), dict):

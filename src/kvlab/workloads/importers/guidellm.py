@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import DocumentImporter
 from kvlab.workloads.trace_format import TracedRequest
@@ -16,19 +15,15 @@ class GuideLLMImporter(DocumentImporter):
     """benchmarks.json: the requests that succeeded, of all its benchmarks."""
 
     what: ClassVar[str] = "a report of GuideLLM"
+    begins, marks = "{", ('"guidellm_version"',)
     expected = "a report of GuideLLM with its requests"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
 
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return head.lstrip().startswith("{") and '"guidellm_version"' in head
-
     def of_document(self, document: Any) -> Iterator[TracedRequest]:
         rows = [row for benchmark in document["benchmarks"] for row in benchmark["requests"]["successful"]]
         if not rows:
-            text = "has no request that succeeded; a report keeps them if it is to"
-            raise WorkloadError(f"{shown(self.options.path)}: {text}")
+            raise self.error("has no request that succeeded; a report keeps them if it is to")
         yield from map(_request, rows)
 
 

@@ -16,13 +16,10 @@ class InferencePerfImporter(DocumentImporter):
     """per_request_lifecycle_metrics.json; requests that failed are left out."""
 
     what: ClassVar[str] = "a report of inference-perf"
+    begins, marks = "[", ('"start_time"', '"end_time"')
     expected = "inference-perf's per_request_lifecycle_metrics.json"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return head.lstrip().startswith("[") and '"start_time"' in head and '"end_time"' in head
 
     def of_document(self, document: Any) -> Iterator[TracedRequest]:
         yield from (_request(row) for row in document if not row.get("error"))

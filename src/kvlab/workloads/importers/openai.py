@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import JsonLinesImporter
-from kvlab.workloads.importers.table import UNITS, moment
+from kvlab.workloads.importers.table import UNITS
 from kvlab.workloads.trace_format import TracedRequest
-from kvlab.workloads.traces import Place
+from kvlab.workloads.traces import Place, moment
 
 _TIMES = ("timestamp", "created", "created_at", "time")
 

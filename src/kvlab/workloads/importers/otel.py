@@ -23,13 +23,10 @@ class OTelImporter(JsonLinesImporter):
     """Spans with prompt tokens are requests; others are left out."""
 
     what: ClassVar[str] = "OpenTelemetry spans of requests"
+    begins, marks = "{", ('"resourceSpans"',)
     expected = "spans in OTLP's JSON, line by line"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
-
-    @classmethod
-    def recognises(cls, head: str) -> bool:
-        return head.lstrip().startswith("{") and '"resourceSpans"' in head
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         for resource in row["resourceSpans"]:
@@ -38,13 +35,13 @@ class OTelImporter(JsonLinesImporter):
 
 
 def _request(span: dict[str, Any]) -> TracedRequest | None:
-    found = {each["key"]: _value(each["value"]) for each in span.get("attributes", [])}
+    attributes = {attribute["key"]: _value(attribute["value"]) for attribute in span.get("attributes", [])}
 
     def first(names: tuple[str, ...]) -> Any:
-        return next((found[name] for name in names if name in found), None)
+        return next((attributes[name] for name in names if name in attributes), None)
 
     def ms(name: str) -> float | None:
-        seconds = found.get(f"gen_ai.latency.{name}")
+        seconds = attributes.get(f"gen_ai.latency.{name}")
         return None if seconds is None else 1000 * seconds
 
     prompt, start = first(_PROMPT), int(span["startTimeUnixNano"])
@@ -54,9 +51,9 @@ def _request(span: dict[str, Any]) -> TracedRequest | None:
         prompt,
         start * 1e-9,
         first(_OUTPUT),
-        session=found.get("gen_ai.conversation.id"),
-        max_tokens=found.get("gen_ai.request.max_tokens"),
-        temperature=found.get("gen_ai.request.temperature"),
+        session=attributes.get("gen_ai.conversation.id"),
+        max_tokens=attributes.get("gen_ai.request.max_tokens"),
+        temperature=attributes.get("gen_ai.request.temperature"),
         cached_tokens=first(_CACHED),
         queue_ms=ms("time_in_queue"),
         ttft_ms=ms("time_to_first_token"),
@@ -66,5 +63,5 @@ def _request(span: dict[str, Any]) -> TracedRequest | None:
 
 def _value(value: dict[str, Any]) -> Any:
     """Of OTLP's AnyValue, whose whole numbers are strings in JSON."""
-    ((kind, found),) = value.items()
-    return int(found) if kind == "intValue" else found
+    ((kind, content),) = value.items()
+    return int(content) if kind == "intValue" else content

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import ConfigError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
-from kvlab.workloads.lines import decoded, json_object, read_lines
+from kvlab.workloads.lines import csv_cells, json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.trace_format import TracedRequest
-from kvlab.workloads.traces import Place
+from kvlab.workloads.traces import Place, are_ids, moment
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: Names of columns in files that people have, by ours.
@@ -64,8 +62,8 @@ class TableImporter(Importer):
                 if line.lstrip().startswith(b"{"):
                     yield place, json_object(line)
                     continue
-                cells = [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
-            except (ValueError, csv.Error) as error:
+                cells = csv_cells(line)
+            except ValueError as error:
                 raise place.error(f"{error}; expected a line of a CSV file, or a JSON object") from error
             if names is None:
                 names = cells
@@ -76,21 +74,21 @@ class TableImporter(Importer):
 
     def _columns(self, place: Place, row: dict[str, Any]) -> dict[str, str]:
         """The columns by our names. Raises ConfigError or WorkloadError."""
-        found = {}
+        columns = {}
         for name, known in NAMES.items():
             said = self.options.columns.get(name)
             if said is not None and said not in row:
                 there = ", ".join(map(shown, row))
                 raise ConfigError(f"columns.{name}", said, f"the file has no such column; it has {there}")
-            own = said or next((each for each in row if each.lower() in known), None)
+            own = said or next((column for column in row if column.lower() in known), None)
             if own is not None:
-                found[name] = own
-        if "prompt_tokens" not in found:
+                columns[name] = own
+        if "prompt_tokens" not in columns:
             there = ", ".join(map(shown, row))
             raise place.error(
                 f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
             )
-        return found
+        return columns
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
         said = {name: row.get(column) for name, column in columns.items()}
@@ -107,7 +105,7 @@ class TableImporter(Importer):
         blocks = said.get("blocks")
         if blocks is not None:
             expected = -(-prompt // self.block_tokens)
-            if not isinstance(blocks, list) or not all(type(each) is int and 0 <= each < 2**64 for each in blocks):
+            if not are_ids(blocks):
                 raise place.error("expected a list of whole numbers below 2**64", columns["blocks"])
             # Some sources have ids of whole blocks alone: what is behind them is nobody else's.
             own = list(blocks) + [2**63 + place.line] * (expected - len(blocks))
@@ -129,9 +127,3 @@ class TableImporter(Importer):
             likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
             raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
         return number * UNITS[unit or "s"]
-
-
-def moment(text: str) -> float:
-    """A date and time as seconds since 1970; without a time zone it is UTC."""
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

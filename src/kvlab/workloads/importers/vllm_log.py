@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from kvlab.errors import WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
 from kvlab.workloads.lines import read_lines
@@ -53,12 +52,11 @@ class VllmLogImporter(Importer):
         return _TIME.search(head) is not None and ("Received request " in head or "vLLM" in head)
 
     def requests(self) -> Iterator[TracedRequest]:
-        path = self.options.path
-        found = {name: request for name, request in self._read().items() if request.tokens}
-        if not found:
+        requests = {name: request for name, request in self._read().items() if request.tokens}
+        if not requests:
             text = "has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-requests"
-            raise WorkloadError(f"{shown(path)}: {text}")
-        for request in found.values():
+            raise self.error(text)
+        for request in requests.values():
             yield TracedRequest(
                 len(request.tokens),
                 request.arrival_s,
@@ -86,7 +84,7 @@ class VllmLogImporter(Importer):
                     request.finish = finish[1]
                 continue
             if tokens := _TOKENS.search(text):
-                request.tokens = [int(each) for each in tokens[1].split(",")] if tokens[1] else []
+                request.tokens = [int(token) for token in tokens[1].split(",")] if tokens[1] else []
             if most := _MOST.search(text):
                 request.most = int(most[1])
             if temperature := _TEMPERATURE.search(text):

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import Row, csv_rows, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, moment, trace_requests
 
 
 @WORKLOAD_SOURCES.register("azure")
@@ -21,10 +20,4 @@ def read_azure(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
 
 def azure_rows(config: WorkloadConfig) -> Iterator[Row]:
     """The rows of the file."""
-    return csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", _seconds)
-
-
-def _seconds(text: str) -> float:
-    """A date and time as seconds since 1970; without a time zone it is UTC."""
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", moment)

@@ -34,6 +34,7 @@ class Order:
     """
 
     stages: tuple[Stage, ...] = (Stage.DECODE, Stage.PREFILL, Stage.ADMIT)
+    decodes_beside_prefill = True  # in one step
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config

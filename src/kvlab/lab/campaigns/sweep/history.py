@@ -81,16 +81,16 @@ class History:
         known: dict[str, list[TrackedRun]] = {}
         for run in self._children(parent, "FINISHED") if parent else []:
             known.setdefault(run.tags.get("kvlab.config_digest", ""), []).append(run)
-        found: list[TrackedRun | None] = []
+        done: list[TrackedRun | None] = []
         for digest in digests:
             if digest not in known:
                 known[digest] = self._find(
                     f"tags.`kvlab.config_digest` = '{digest}' and attributes.status = 'FINISHED'"
                 )
             runs = [run for run in known[digest] if run.finished]
-            found.append(runs[0] if runs else None)
+            done.append(runs[0] if runs else None)
             known[digest] = runs[1:]
-        return found
+        return done
 
     def seconds_per_job(self, configs: Iterable[RunConfig | None]) -> list[float | None]:
         """How long each is likely to take: the median of the latest runs of that model on that workload. None where

@@ -24,8 +24,8 @@ def is_alive(process: str | None) -> bool | None:
     if host != platform.node() or not pid.isdigit():
         return None
     try:
-        found = psutil.Process(int(pid))
-        return bool(abs(found.create_time() - float(start)) <= _SLACK_S and found.status() != psutil.STATUS_ZOMBIE)
+        there = psutil.Process(int(pid))
+        return bool(abs(there.create_time() - float(start)) <= _SLACK_S and there.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
     except (psutil.Error, ValueError):

@@ -81,8 +81,8 @@ def metric_names(results: Sequence[dict[str, Any]]) -> list[str]:
 def status_of(results: Sequence[dict[str, Any]]) -> RunStatus:
     """How the sweep ended. A point that does not fit in memory is a result, not a failure."""
     worst = min((_WORST_FIRST.index(result["status"]) for result in results), default=0)
-    found = _WORST_FIRST[worst]
-    return RunStatus.FINISHED if found is RunStatus.OUT_OF_MEMORY else found
+    status = _WORST_FIRST[worst]
+    return RunStatus.FINISHED if status is RunStatus.OUT_OF_MEMORY else status
 
 
 def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -102,10 +102,10 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
         side_by_side = [(row["name"], row["metrics"]) for row in rows]
         console.print(comparison_table(side_by_side, brief=True))
         if sentence := memory_sentence(side_by_side):
-            console.print(f"\n{sentence}", highlight=False)
+            console.print(f"\n{sentence}")
     machines = {str(result.get("machine", "")) for result in results}
     if simulated := sorted(name for name in machines if name.startswith(SIMULATED)):
-        console.print(f"\nNothing was computed: {'; '.join(simulated)}.", highlight=False)
+        console.print(f"\nNothing was computed: {'; '.join(simulated)}.")
     for result in {(result["group"], result["error"]): result for result in results if result["error"]}.values():
         print(f"{result['group']}: {result['status'].replace('_', ' ')}: {result['error']}")
     counts = {status: sum(result["status"] == status for result in results) for status in _WORDS}

@@ -1,0 +1,61 @@
+"""When a step is decided: with the one before, or once prompts have waited for more of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlab.config import SchedulerConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.clock import LogicalClock
+from kvlab.errors import ConfigError
+from tests.support.table import TableExecutor, table_engine, table_pool
+
+
+def steps(arrivals: dict[str, float], **scheduler: Any) -> list[str]:
+    """Who takes part in each step of a second, when `a` decodes from 0 on and others arrive."""
+    executor, clock = TableExecutor(), LogicalClock()
+    engine = table_engine(table_pool(60), executor, clock, **scheduler)
+    due = {"a": 0.0, **arrivals}
+    for _ in range(8):
+        for name, arrival_s in list(due.items()):
+            if arrival_s <= clock.now():
+                prompt = tuple(range(100 * ord(name), 100 * ord(name) + 4))
+                engine.submit(Request(name, prompt, SamplingParams(8), arrival_s=arrival_s))
+                del due[name]
+        engine.step()
+        clock.advance(1.0)
+    return ["".join(name for name, _ in step) for step in executor.steps]
+
+
+class TestAhead:
+    def test_what_arrives_in_a_step_takes_part_in_the_next_but_one(self) -> None:
+        assert steps({"b": 1.5})[:4] == ["a", "a", "ab", "ab"]
+        assert steps({"b": 1.5}, ahead=True)[:4] == ["a", "a", "a", "ab"]
+
+    def test_what_arrives_as_a_step_begins_is_too_late_for_the_one_being_decided(self) -> None:
+        assert steps({"b": 1.0}, ahead=True)[:4] == ["a", "a", "a", "ab"]
+
+    def test_an_idle_engine_takes_it_at_once(self) -> None:
+        assert steps({}, ahead=True)[0] == "a"
+
+
+class TestPrefillWait:
+    def test_prompts_wait_for_so_many_steps(self) -> None:
+        assert steps({"b": 1.0}, prefill_wait_steps=3)[:6] == ["a", "a", "a", "a", "ab", "ab"]
+
+    def test_enough_of_them_wait_no_longer(self) -> None:
+        found = steps({"b": 1.0, "c": 2.0}, prefill_wait_steps=5, prefill_wait_tokens=9)
+        assert found[:4] == ["a", "a", "abc", "abc"]
+
+    def test_nothing_waits_where_nothing_decodes(self) -> None:
+        assert steps({"b": 0.0}, prefill_wait_steps=5)[0] == "ab"
+
+    def test_there_is_no_room_to_wait_for(self) -> None:
+        assert "ab" not in steps({"b": 1.0}, prefill_wait_steps=2, max_batch_size=1)[:7]
+
+
+def test_tokens_are_some() -> None:
+    with pytest.raises(ConfigError, match="prefill_wait_tokens"):
+        SchedulerConfig(prefill_wait_tokens=0)
