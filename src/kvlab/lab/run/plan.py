@@ -106,12 +106,12 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     kind.check(config)
     model = decoder_config(config.model)
-    requests = _requests(config, model.vocab_size)
+    requests = build_run_requests(config, model.vocab_size)
     return PeerPlan(config, kind, model, requests, _check_lengths(requests, config))
 
 
-def plan_run(config: RunConfig) -> RunPlan:
-    """Check a configuration of kvlab's own engine as a whole.
+def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPlan:
+    """Check a configuration of kvlab's own engine as a whole, with the requests of its workload or with others.
 
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, TokenizerError for text without a tokenizer, ConfigError,
@@ -124,7 +124,8 @@ def plan_run(config: RunConfig) -> RunPlan:
     _check_split(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
-    requests = _requests(config, plan.model.vocab_size)
+    if requests is None:
+        requests = build_run_requests(config, plan.model.vocab_size)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan, config.fleet.replicas)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
@@ -156,7 +157,8 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
     }
 
 
-def _requests(config: RunConfig, vocab_size: int) -> list[Request]:
+def build_run_requests(config: RunConfig, vocab_size: int) -> list[Request]:
+    """The requests of a run's workload. Raises what `build_requests` raises."""
     return build_requests(
         config.workload,
         vocab_size=vocab_size,

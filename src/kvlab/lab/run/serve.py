@@ -140,15 +140,20 @@ def _serve(
         )
     if isinstance(engine, Journaled) and engine.journal is not None:
         log.blocks = engine.journal.columns(record.key for record in log.records)
-    if isinstance(engine, Fleet):
-        log.steps, log.routed = log.steps.in_order(), engine.routed
-        log.retried = engine.retried
-        log.transfers = [] if engine.split is None else engine.split.transfers
+    finish_log(engine, log)
     findings = _audit(engine)
     if isinstance(engine, Reporting):
         log.engine_report = engine.report()
     engine.close()
     return Served(log, findings, playback, None if prompts is None else prompts.counts())
+
+
+def finish_log(engine: ServingEngine, log: RunLog) -> None:
+    """Add what a fleet knows of a run: the steps of all replicas by time, choices, retries and transfers."""
+    if isinstance(engine, Fleet):
+        log.steps, log.routed = log.steps.in_order(), engine.routed
+        log.retried = engine.retried
+        log.transfers = [] if engine.split is None else engine.split.transfers
 
 
 def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:

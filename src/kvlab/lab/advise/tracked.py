@@ -1,0 +1,2 @@
+def track(advice, config, directory):
+    pass
