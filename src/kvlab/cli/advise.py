@@ -1,5 +1,4 @@
-"""kvlab advise: what to change, from traffic to a plan, each change with what it gains, how sure that is, and what it
-costs.
+"""kvlab advise: what to change, from traffic to a plan: what each change gains and costs, and how sure that is.
 
 kvlab advise workload=recorded workload.path=monday.jsonl model=llama3_1_8b hardware=l40s
 kvlab advise workload=mooncake workload.path=conversation.jsonl model=llama3_1_8b hardware=h100_sxm devices=8
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
 _LAYOUT = ("fleet.replicas", "executor.tensor_parallel")
-_REFUSED = dict.fromkeys(("sweep", "resume", "repeat", "repeats", "optimize", "hydra.mode"), "has no place in advice")
+_REFUSED = ("sweep", "resume", "repeat", "repeats", "optimize", "hydra.mode")
 
 
 def read_arguments(arguments: list[str]) -> tuple[AdviseSettings, list[str]]:
@@ -40,14 +39,30 @@ def read_arguments(arguments: list[str]) -> tuple[AdviseSettings, list[str]]:
         given = {_key(word) for word in words}
         words = [word for word in current_words(settings.current) if _key(word) not in given] + words
     keys = {_key(word) for word in words}
-    for key in keys & _REFUSED.keys():
-        raise ConfigError(key, next(word for word in words if _key(word) == key).partition("=")[2], _REFUSED[key])
+    for word in words:
+        if _key(word) in _REFUSED:
+            text = "has no place in advice, which makes its own runs"
+            raise ConfigError(_key(word), word.partition("=")[2], text)
+    _check_kept(settings.keep)
     if "hardware" not in keys:
         text = "advice is simulated: name a device, as hardware=h100_sxm (kvlab run --help lists them)"
         raise ConfigError("hardware", None, text)
     if "executor" not in keys:
         words = ["executor=simulated", *words]
     return settings, words
+
+
+def _check_kept(keys: list[str]) -> None:
+    """Raise ConfigError for a setting that there is none of."""
+    from omegaconf import OmegaConf
+
+    from kvlab.config import RunConfig
+
+    known = OmegaConf.structured(RunConfig)
+    for key in keys:
+        group, _, name = key.partition(".")
+        if group not in known or not name or name.partition(".")[0] not in (known[group] or ()):
+            raise ConfigError("keep", key, "is none of the settings that advice changes; write keys as kv.dtype")
 
 
 def current_words(file: str) -> list[str]:
@@ -81,7 +96,7 @@ def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+")
 
 
-def _composed(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig, list[str], str]:
+def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig, list[str], str]:
     """Today's configuration, its words, and what was taken where nothing was said. Raises a KvlabError."""
     from kvlab.cli.compose import compose_run
     from kvlab.engine.build import plan_engine
@@ -116,7 +131,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
-    config, words, layout = _composed(settings, words)
+    config, words, layout = compose_today(settings, words)
     parts = (config_digest(config), settings.minutes, settings.most_devices)
     name = f"{config.model.name}-{config.workload.name}-{digest_of(str(parts))[:8]}"
     directory = Path(settings.output).expanduser() / name

@@ -154,19 +154,6 @@ class Advice:
             values["verdict"] = proposal.seen.verdict
         return {"answer": self.sentences(), **found}
 
-    def metrics(self) -> dict[str, float]:
-        """For a tracking store: today's figures and the plan's."""
-        found = {"advice/changes": float(len(self.plan.settings)), "advice/gain": self.plan.again.value}
-        for name, figures in (("today", self.today), ("plan", self.plan.figures)):
-            found |= {
-                f"advice/{name}/mean_s": figures.mean_s,
-                f"advice/{name}/ttft_ms_p99": figures.ttft_ms[1],
-                f"advice/{name}/tpot_ms_p99": figures.tpot_ms[1],
-                f"advice/{name}/output_tokens_per_s": figures.tokens_per_s,
-                f"advice/{name}/devices": float(figures.devices),
-            }
-        return {name: value for name, value in found.items() if math.isfinite(value)}
-
 
 def gain_text(gain: Gain) -> str:
     """A gain and its interval."""

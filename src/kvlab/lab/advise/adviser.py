@@ -71,7 +71,7 @@ class _Adviser:
         self._begin("the ledger alone")
         blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
         ledger = replayed(config, self.requests, blocks, self.cores)
-        facts = ledger.facts(config, self.requests, today.metrics.get("kv/prefix_hit_rate", 0.0))
+        facts = ledger.facts(config, self.requests, today)
         causes = _causes(config, self.first)
         room = headroom(ledger, today, simulate(config, {}, alone(self.first, _ALONE)), causes)
         search = Search(simulations, self.first, goal, facts, self.devices, self.settings.keep)

@@ -45,6 +45,7 @@ class TrafficFacts:
 
     shares: bool  # prompts begin alike
     misses: bool  # a larger pool would find more
+    preempts: bool  # sequences gave up their memory
     best_eviction: str | None  # the policy that finds most in a pool of today's size, if not today's
     salts: int
     pins: bool
@@ -137,7 +138,8 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         return
     for size in (16, 32, 64):
         if size != kv.block_size:
-            yield Change("block size", {"kv.block_size": size})
+            blocks = {} if kv.num_blocks is None else {"kv.num_blocks": kv.num_blocks * kv.block_size // size}
+            yield Change("block size", {"kv.block_size": size} | blocks)
     if facts.best_eviction is not None:
         yield Change("eviction", {"kv.eviction": facts.best_eviction})
     if facts.misses:
@@ -159,7 +161,7 @@ def _order(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
     for order in ("fcfs", "shortest_first", *(["longest_prefix"] if facts.shares else [])):
         if order != scheduler.order:
             yield Change("order", {"scheduler.order": order}, cost="fairness" if order != "fcfs" else "nothing")
-    if not scheduler.reserves_output and scheduler.on_exhaustion != "fail":
+    if facts.preempts and not scheduler.reserves_output and scheduler.on_exhaustion != "fail":
         yield Change("admission", {"scheduler.reserve_output": True})
         if scheduler.preemption.mode != "swap":
             swap = {"scheduler.preemption.mode": "swap", "kv.offload": "64GiB"}

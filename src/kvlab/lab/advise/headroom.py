@@ -19,8 +19,10 @@ from kvlab.lab.prefix_replay.replay import BELADY
 from kvlab.lab.prefix_replay.reuse import reuse_distances
 from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
 from kvlab.workloads.describe import unknown_prompts
+from kvlab.workloads.prefixes import prefix_tree
 from kvlab.workloads.prompts import grown_lengths
 
+_FINE = 16  # tokens of a block, vLLM's default
 _NOTABLE = 0.01  # of prompt tokens: a difference of hit rates that is worth a simulation
 _POLICIES_TRIED = 400_000  # blocks of visits up to which every policy is replayed; beyond lru and belady alone
 
@@ -103,18 +105,19 @@ class Ledger:
 
     blocks: int
     rates: Mapping[str, float]
-    ceiling: float
+    ceiling: float  # with blocks of 16 tokens, where those find more
     blocks_for: Mapping[str, int]
 
-    def facts(self, config: RunConfig, requests: Sequence[Request], now: float) -> TrafficFacts:
-        """What decides which changes make sense; `now`: the hit rate of today's settings."""
+    def facts(self, config: RunConfig, requests: Sequence[Request], today: Outcome) -> TrafficFacts:
+        """What decides which changes make sense."""
         policies = {name: rate for name, rate in self.rates.items() if name != BELADY}
         best = max(policies, key=lambda name: policies[name], default=None)
-        today = policies.get(config.kv.eviction)
-        is_better = best is not None and today is not None and policies[best] > today + _NOTABLE
+        own = policies.get(config.kv.eviction)
+        is_better = best is not None and own is not None and policies[best] > own + _NOTABLE
         return TrafficFacts(
             shares=self.ceiling > _NOTABLE,
-            misses=self.ceiling > now + _NOTABLE,
+            misses=self.ceiling > today.metrics.get("kv/prefix_hit_rate", 0.0) + _NOTABLE,
+            preempts=today.metrics.get("requests/preemptions", 0.0) > 0,
             best_eviction=best if is_better else None,
             salts=len({request.salt for request in requests if request.salt is not None}),
             pins=any(request.pin_tokens for request in requests),
@@ -129,9 +132,10 @@ def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores:
     if not pool.is_paged() or unknown_prompts(config.workload) is not None:
         return Ledger(blocks, {}, 0.0, {})
     traffic = read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len))
-    if not traffic.found_at_most or not traffic.prompt_tokens:
-        return Ledger(blocks, {}, 0.0, {})
-    ceiling = traffic.hit_rate(traffic.found_at_most)
+    found_at_most = traffic.hit_rate(traffic.found_at_most)
+    ceiling = max(found_at_most, prefix_tree(requests, _FINE).most_hit_rate)
+    if not traffic.found_at_most:
+        return Ledger(blocks, {}, ceiling, {})
     size = max(blocks, traffic.longest)
     if size >= traffic.contents + 1:  # never full
         rates = dict.fromkeys((*EVICTION_POLICIES.names(), BELADY), ceiling)

@@ -93,7 +93,7 @@ class Search:
         return ranked(found)
 
     def _apart(self, before: Outcome, after: Outcome) -> str | None:
-        """Why two outcomes cannot be compared: of another source of times the difference would be that of sources."""
+        """Why two outcomes cannot be compared: the difference would be that of two sources of times."""
         if before.timing.partition(" ")[0] == after.timing.partition(" ")[0]:
             return None
         return f"its steps would be timed by {after.timing}, today's are by {before.timing}: not comparable"

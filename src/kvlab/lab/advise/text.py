@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 
 from kvlab.lab.advise.advice import Advice, gain_text
 from kvlab.lab.terminal import Terminal
 
+_CAUSES = 5
 _SHOWN = 6  # settings that are listed of those that make no difference
 
 
@@ -21,7 +24,8 @@ def show(advice: Advice, console: Terminal) -> None:
     line()
     for sentence in advice.sentences():
         line(sentence)
-    _headroom(advice, line)
+    for text in _headroom(advice):
+        line(text, "dim")
     line()
     if advice.proposals:
         console.print(_changes(advice))
@@ -30,8 +34,8 @@ def show(advice: Advice, console: Terminal) -> None:
         if settings:
             more = f", and {len(settings) - _SHOWN} more" if len(settings) > _SHOWN else ""
             line(f"{name}: {', '.join(settings[:_SHOWN])}{more}", "dim")
-    for settings, reason in advice.not_tried[:_SHOWN]:
-        line(f"not tried: {settings}: {reason}", "dim")
+    for text, reason in advice.not_tried[:_SHOWN]:
+        line(f"not tried: {text}: {reason}", "dim")
     if len(advice.frontier) > 1:
         line()
         console.print(_frontier(advice))
@@ -44,14 +48,14 @@ def show(advice: Advice, console: Terminal) -> None:
         line(f"try it: {advice.plan.command}")
 
 
-def _headroom(advice: Advice, line) -> None:  # type: ignore[no-untyped-def]
+def _headroom(advice: Advice) -> Iterator[str]:
     room = advice.headroom
     if room.rates:
         rates = ", ".join(f"{name} {100 * rate:.1f}" for name, rate in room.rates.items())
-        line(f"by the ledger, % of prompt tokens found in {room.blocks:,} blocks: {rates}", "dim")
+        yield f"by the ledger, % of prompt tokens found in {room.blocks:,} blocks: {rates}"
     if room.causes:
-        causes = "; ".join(f"{100 * share:.0f} % {cause}" for cause, share in list(room.causes.items())[:5])
-        line(f"time of a request: {causes}", "dim")
+        causes = "; ".join(f"{100 * share:.0f} % {cause}" for cause, share in list(room.causes.items())[:_CAUSES])
+        yield f"time of a request: {causes}"
 
 
 def _changes(advice: Advice) -> Table:
