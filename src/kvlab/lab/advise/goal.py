@@ -31,11 +31,11 @@ class PairErrors:
 #: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
 PAIRS = {
-    "vllm": PairErrors(470, 0.042, 0.111, 0.970),
-    "trtllm": PairErrors(793, 0.050, 0.193, 0.979),
-    "sglang": PairErrors(94, 0.044, 0.889, 0.926),
+    "vllm": PairErrors(470, 0.042, 0.110, 0.970),
+    "trtllm": PairErrors(793, 0.050, 0.192, 0.979),
+    "sglang": PairErrors(94, 0.043, 0.888, 0.926),
 }
-_UNKNOWN = PairErrors(0, 0.050, 0.889, 0.0)  # of a framework without any: the widest of those
+_UNKNOWN = PairErrors(0, 0.050, 0.888, 0.0)  # of a framework without any: the widest of those
 
 
 class Kind(StrEnum):
