@@ -1,9 +1,9 @@
-"""Do gains hold on traffic that they were not seen on? Public traces in windows; a gain's interval against the next.
+"""Do gains hold on traffic that they were not seen on? Public traces in windows; an interval against later gains.
 
 python -m experiments.advice_halves.run AZURE.csv MOONCAKE.jsonl [WINDOWS]
 
-A gain and its interval come from two windows that follow each other, as `kvlab advise` joins its two parts. It holds
-if the gain of the two windows behind them is within.
+A gain and its interval come from two windows that follow each other, as `kvlab advise` joins its two parts. It
+holds where the gains of the two windows behind them are within.
 """
 
 from __future__ import annotations
