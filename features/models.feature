@@ -354,6 +354,20 @@ Feature: The model computes what transformers computes
         | smollm3    |
         | starcoder2 |
 
+    @R29.13
+    Scenario Outline: <family>, a mixture of experts, in every kind of memory
+      Given a small <family> that transformers wrote
+      When six prompts of 5 to 50 tokens are served in contiguous slots
+      And six prompts of 5 to 50 tokens are served in pages
+      And six prompts of 5 to 50 tokens are served in shared pages
+      And six prompts of 5 to 50 tokens are served in so few pages that some are preempted
+      Then every answer is that of transformers' own generate
+
+      Examples:
+        | family    |
+        | qwen3_moe |
+        | gpt_oss   |
+
     @R11.6
     Scenario Outline: A <family> is planned without memory
       Given the config.json of a published <family>

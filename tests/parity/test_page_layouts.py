@@ -44,10 +44,12 @@ class NhdAttention(ConcatAttention):
     name = "nhd"
     layout = PageLayout.NHD
 
-    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         assert view.keys(layer).transpose(1, 2).is_contiguous()
         assert view.values(layer).transpose(1, 2).is_contiguous()
-        return super().forward(q, view, layer, spec)
+        return super().forward(q, view, layer, spec, sinks)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])

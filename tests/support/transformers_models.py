@@ -52,6 +52,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layer_interval": 2},
     "starcoder2": {"use_bias": True, "sliding_window": 24},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "gpt_oss": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 #: Of which kvlab has a decoder of its own, too.
 OWN: dict[str, dict[str, Any]] = {

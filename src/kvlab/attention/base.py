@@ -29,6 +29,7 @@ class AttentionSpec:
     causal: bool = True
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it
     soft_cap: float | None = None
+    has_sinks: bool = False  # each query head has a logit beside those of its keys, of no value (gpt-oss)
     kv_dtypes: tuple[str, str] | None = None  # of K and V in the cache, as "int8" or "fp8_e4m3"; None: `dtype`
 
     @property
@@ -56,6 +57,7 @@ class AttentionBackend(ABC):
 
     name: str
     preference = 0  # `auto` tries the backends from the highest to the lowest
+    takes_sinks = False  # `forward` has `sinks` as its last parameter; others are never asked for them
     is_kernel = False  # reads K and V where they lie; `executor.kernels=false` leaves it out
     #: How K and V are to be laid out in memory: the cache of an engine is allocated so. `view.keys(layer)` is
     #: indexed `[blocks, kv_heads, block_size, head_dim]` in any layout.

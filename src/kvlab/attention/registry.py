@@ -60,4 +60,6 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
     layout = backend.layout
     if layout not in list(PageLayout):
         return Support(False, f"wants K and V laid out as {layout}; a cache provides {', '.join(PageLayout)}")
+    if any(spec.has_sinks for spec in specs) and not backend.takes_sinks:
+        return Support(False, "computes no attention sinks")
     return min((backend.supports(spec) for spec in specs), key=lambda support: (support.ok, not support.reason))

@@ -29,6 +29,7 @@ class SequenceInStep(NamedTuple):
     number: int  # of the sequence in the view
     layer: int
     spec: AttentionSpec
+    sinks: torch.Tensor | None  # `[heads]`
 
     def blocks(self) -> Iterator[BlockOfTokens]:
         """The sequence's blocks in logical order, from the first that a query sees, the last one cut off at the
@@ -59,6 +60,13 @@ class SequenceInStep(NamedTuple):
             hidden |= keys_at <= positions - spec.sliding_window
         return scores.masked_fill(hidden, float("-inf"))
 
+    def sink_scores(self) -> torch.Tensor:
+        """`[kv_heads, group, n, 1]` float32: the logit beside those of all keys; minus infinity: none."""
+        if self.sinks is None:
+            return self.full(1, float("-inf"))
+        sinks = self.sinks.float().reshape(self.spec.num_kv_heads, self.spec.group, 1, 1)
+        return sinks.expand(-1, -1, len(self.q), 1)
+
     def full(self, size: int, value: float) -> torch.Tensor:
         """`[kv_heads, group, n, size]` float32, all `value`."""
         return torch.full((self.spec.num_kv_heads, self.spec.group, len(self.q), size), value, device=self.q.device)
@@ -74,14 +82,18 @@ def weighted_values(weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 class ReadableAttention(AttentionBackend):
     """A backend that computes one sequence after another, in float32."""
 
+    takes_sinks = True
+
     def supports(self, spec: AttentionSpec) -> Support:
         return Support(True)
 
-    def forward(self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, view: CacheView, layer: int, spec: AttentionSpec, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         out = torch.empty_like(q)
         for number in range(view.num_sequences):
             new = slice(view.starts[number], view.starts[number + 1])
-            attended = self.attend(SequenceInStep(q[new], view.positions[new], view, number, layer, spec))
+            attended = self.attend(SequenceInStep(q[new], view.positions[new], view, number, layer, spec, sinks))
             out[new] = attended.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
         return out
 

@@ -153,6 +153,7 @@ class TransformersConfig(DecoderConfig):
     values: str  # of config.json, as JSON
     value_dim: int  # of a head's V, which the cache holds in `head_dim` numbers like those of its K
     counts: WeightCounts
+    has_sinks: bool = False  # see AttentionSpec
 
     @property
     def num_parameters(self) -> int:
@@ -183,6 +184,7 @@ def attention_specs(
             device=device,
             sliding_window=layer.sliding_window,
             soft_cap=config.attention_soft_cap,
+            has_sinks=isinstance(config, TransformersConfig) and config.has_sinks,
             kv_dtypes=kv_dtypes or (dtype, dtype),
         )
         for layer in config.layers

@@ -23,6 +23,7 @@ from kvlab.models.decoder import Model
 from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
 from kvlab.models.transformers_plan import (
+    SINKS,
     LayerCall,
     attention_of,
     build_empty,
@@ -73,6 +74,7 @@ class TransformersDecoder(Model):
                 spec.scale,
                 spec.sliding_window,
                 spec.soft_cap,
+                spec.has_sinks,
             )
             for layer, spec in enumerate(specs)
         ]
@@ -84,7 +86,7 @@ class TransformersDecoder(Model):
         called: list[int] = []
 
         def attend(
-            call: LayerCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Mapping[str, Any]
+            call: LayerCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, others: Mapping[str, Any]
         ) -> torch.Tensor:
             layer, tokens = len(called), (query.shape[2], key.shape[2])
             planned = self._planned[layer] if layer < len(self._planned) else None
@@ -95,7 +97,8 @@ class TransformersDecoder(Model):
             q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
             seen = view.of_layer(layer)
             seen.update(layer, k, functional.pad(v, (0, call.head_dim - call.value_dim)))
-            attended = self.attention.forward(q.contiguous(), seen, layer, self._specs[layer])
+            sinks = {"sinks": others[SINKS]} if call.has_sinks else {}
+            attended = self.attention.forward(q.contiguous(), seen, layer, self._specs[layer], **sinks)
             return attended[None, ..., : call.value_dim]
 
         with attention_of(attend):

@@ -49,8 +49,10 @@ _OURS = (
     "dtype",
     "torch_dtype",
 )
-#: What a model may hand its attention without changing what is computed.
+SINKS = "s_aux"  # a logit of each head
+#: What a model may hand its attention without changing what is computed, or that a LayerCall says.
 _HARMLESS = (
+    SINKS,
     "dropout",
     "position_ids",
     "use_cache",
@@ -72,6 +74,7 @@ class LayerCall(NamedTuple):
     scale: float
     window: int | None
     soft_cap: float | None
+    has_sinks: bool
 
 
 Attend = Callable[[LayerCall, torch.Tensor, torch.Tensor, torch.Tensor, Mapping[str, Any]], torch.Tensor]
@@ -98,6 +101,7 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -110,8 +114,9 @@ def _attention(
     others["no number of the layer"] = layer is None or None
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     heads = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
-    call = LayerCall(-1 if layer is None else int(layer), *heads, scale, sliding_window, softcap)
-    return attend(call, query, key, value, others), None
+    has_sinks = s_aux is not None
+    call = LayerCall(-1 if layer is None else int(layer), *heads, scale, sliding_window, softcap, has_sinks)
+    return attend(call, query, key, value, others | {SINKS: s_aux}), None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
@@ -192,6 +197,7 @@ def _plan(config: PreTrainedConfig, text: str) -> TransformersConfig:
         eos_token_ids=eos_token_ids(config.eos_token_id, vocab_size),
         attention_soft_cap=layer.soft_cap,
         value_dim=layer.value_dim,
+        has_sinks=layer.has_sinks,
         values=text,
         counts=counts,
     )

@@ -65,6 +65,7 @@ def attention_elsewhere(config: EngineConfig, model: DecoderConfig, device: str)
         # kvlab's kernel reads no format but its own; those of serving frameworks, which are simulated, read fp8.
         fp8 = config.hardware is not None
         kernel, works = "triton", all(stored == dtype or (fp8 and stored.startswith("fp8")) for stored in formats)
+    works = works and not (isinstance(model, TransformersConfig) and model.has_sinks)
     own = set(ATTENTION_BACKENDS.names()) == ATTENTION_BACKENDS.own_names()
     if works and config.executor.kernels and not config.attention.prefer and own:
         return kernel  # kvlab's first choice; asking all the others would import torch

@@ -18,4 +18,7 @@ class ConcatAttention(ReadableAttention):
         blocks = list(sequence.blocks())
         k = torch.cat([block.k for block in blocks], dim=1)
         v = torch.cat([block.v for block in blocks], dim=1)
-        return weighted_values(torch.softmax(sequence.scores(k, blocks[0].first), dim=-1), v)
+        scores = sequence.scores(k, blocks[0].first)
+        if sequence.sinks is not None:
+            scores = torch.cat([scores, sequence.sink_scores()], dim=-1)
+        return weighted_values(torch.softmax(scores, dim=-1)[..., : k.shape[1]], v)

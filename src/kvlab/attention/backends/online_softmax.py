@@ -17,8 +17,8 @@ class OnlineSoftmaxAttention(ReadableAttention):
     name = "online_softmax"
 
     def attend(self, sequence: SequenceInStep) -> torch.Tensor:
-        maximum = sequence.full(1, float("-inf"))
-        total, weighted = sequence.full(1, 0.0), sequence.full(sequence.spec.head_dim, 0.0)
+        maximum = sequence.sink_scores()
+        total, weighted = (maximum > float("-inf")).float(), sequence.full(sequence.spec.head_dim, 0.0)
         for k, v, first in sequence.blocks():
             scores = sequence.scores(k, first)
             raised = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))

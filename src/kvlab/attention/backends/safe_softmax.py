@@ -18,10 +18,10 @@ class SafeSoftmaxAttention(ReadableAttention):
     name = "safe_softmax"
 
     def attend(self, sequence: SequenceInStep) -> torch.Tensor:
-        maximum = sequence.full(1, float("-inf"))
+        maximum = sinks = sequence.sink_scores()
         for k, _, first in sequence.blocks():
             maximum = torch.maximum(maximum, sequence.scores(k, first).amax(dim=-1, keepdim=True))
-        total, weighted = sequence.full(1, 0.0), sequence.full(sequence.spec.head_dim, 0.0)
+        total, weighted = torch.exp(sinks - maximum), sequence.full(sequence.spec.head_dim, 0.0)
         for k, v, first in sequence.blocks():
             weights = torch.exp(sequence.scores(k, first) - maximum)
             total += weights.sum(dim=-1, keepdim=True)
