@@ -21,6 +21,7 @@ from pytest_bdd.compat import get_fixture_names, getfixturedefs
 from pytest_bdd.parser import Step
 from pytest_bdd.steps import step_function_context_registry
 
+from features.steps.advice_steps import *
 from features.steps.allocation_steps import *
 from features.steps.allocator_steps import *
 from features.steps.attention_steps import *

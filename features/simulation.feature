@@ -81,8 +81,13 @@ Feature: Simulation
     Scenario: A prediction says how sure it is
       Given the tables of measured operations
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=l40s" on a tiny model
-      Then the message says "nine of ten of 119 measured vllm deployments had tpot within 22 % ... and ttft within 34 % ..."
-      And the message says "none is on l40s, and of a device left out 85 % and 92 % were as near"
+      Then the message says "nine of ten of ... measured vllm deployments had tpot within ... and ttft within ...; none is on l40s"
+
+    @R29.21
+    Scenario: Each predicted latency says how near it is likely to be
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm" on a tiny model
+      Then the message says "ttft ... (measured deployments like this: within ... %, 90 % of them); tpot ... (measured deployments like this"
 
     @R29.4
     Scenario: Two devices over PCIe exchange as the version did that is asked for

@@ -1,56 +1,52 @@
-"""The measured deployments that are simulated: which rows of the package's sample, and how they were measured."""
+"""How the measured deployments were configured and measured: what a simulation of each is given.
+
+InferenceMAX publishes its scripts (SemiAnalysisAI/InferenceX; those of Llama 3.1 70B up to commit c198b20eb):
+lengths are uniform from 0.8 of the longest on, and a client sends ten requests for each of its slots, all slots at
+once. How the other rows were measured is not published; the README says what is assumed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from csv import DictReader
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from zlib import crc32
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-_WEIGHTS = {"": "auto", "fp8": "fp8", "fp8_block": "fp8"}  # the sample's types; the tables of fp8 stand for both
+from experiments.simulated_vs_silicon.sample import Row
+
 SIMULATED = 3  # waves of requests: the first, the last, and one that stands for all between them
+#: Types of matrices as the sample calls them, and as `executor.weights` does; tables of fp8 stand for both.
+TYPES = {"bfloat16": "auto", "fp8": "fp8", "fp8_block": "fp8"}
+_AS_STORED = {"fp8": "auto", "fp8_block": "auto"}  # of checkpoints that name it
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A deployment that was measured in a closed loop."""
-
-    id: str
-    prompt: int  # tokens
-    output: int
-    concurrency: int
-    devices: int
-    weights: str
-    ttft_ms: float
-    tpot_ms: float
-
-    @property
-    def held_out(self) -> bool:
-        """Whether errors are reported on it; coefficients are fitted on the others."""
-        return crc32(self.id.encode()) % 2 == 1
+def _nothing(row: Row) -> list[str]:
+    return []
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Deployments of one model, framework and device that were measured in one way.
+    """Deployments of one model and framework that were measured in one way.
 
     `waves`, `idle_slots`, `most_running` and the latency are not published, or only in part: see the README. What
     limits the rate of a front end is `framework.request_us` and its like, of conf/framework.
     """
 
     name: str
-    model: str  # model_path, backend and system of the sample
+    models: tuple[str, ...]  # as the sample calls them, as it does the backend
     backend: str
-    system: str
     overrides: tuple[str, ...]
-    waves: int  # requests for each of the client's slots
-    shortest: tuple[float, float]  # lengths of prompts and outputs are uniform from this share of the longest on
+    published: bool = False
+    waves: int = 10  # requests for each of the client's slots
+    shortest: tuple[float, float] = (0.8, 0.8)  # lengths of prompts and outputs are uniform from this share on
     latency_ms: float = 0.0  # of network, HTTP and the client, for a request, however many there are
     latency_us: float = 0.0  # likewise, for each token of the prompt
     idle_slots: int = 0  # by which the server runs fewer sequences than the client has open
     most_running: int = 2**31  # sequences that the server runs at once, whatever the client has open
+    types: Mapping[str, str] = field(default_factory=lambda: TYPES)
+    scripted: Callable[[Row], list[str]] = _nothing  # settings that depend on the row
+
+    def has(self, row: Row) -> bool:
+        """Whether a row belongs to it."""
+        return row.model in self.models and (row.backend, row.is_published) == (self.backend, self.published)
 
     def settings(self, row: Row) -> list[str]:
         """What `kvlab run` would take for a row."""
@@ -58,9 +54,9 @@ class Campaign:
         return [
             "executor=simulated",
             "executor.timing=silicon",
-            f"hardware={self.system}",
-            f"executor.tensor_parallel={row.devices}",
-            f"executor.weights={row.weights}",
+            f"hardware={row.system}",
+            f"executor.tensor_parallel={row.tensor_parallel}",
+            f"executor.weights={self.types[row.experts or row.weights]}",
             "kv=paged_unshared",
             f"model.max_seq_len={row.prompt + row.output + 8}",
             f"scheduler.max_batch_size={min(row.concurrency - self.idle_slots, self.most_running)}",
@@ -72,125 +68,263 @@ class Campaign:
             f"workload.prompt_len={{min: {round(prompt * row.prompt)}, max: {row.prompt}}}",
             f"workload.output_len={{min: {round(output * row.output)}, max: {row.output}}}",
             *self.overrides,
+            *self.scripted(row),
         ]
 
-    def rows(self) -> Iterator[Row]:
-        """The rows of the sample that belong to it."""
-        with sample().open(newline="") as file:
-            for each in DictReader(file):
-                if (each["mode"], each["model_path"]) != ("agg", self.model):
-                    continue
-                if (each["backend"], each["system"]) != (self.backend, self.system):
-                    continue
-                yield Row(
-                    each["id"],
-                    int(each["isl"]),
-                    int(each["osl"]),
-                    int(float(each["batch_size"])),
-                    int(float(each["tp_size"])),
-                    _WEIGHTS[each["gemm_quant_mode"]],
-                    float(each["silicon_ttft_ms"]),
-                    float(each["silicon_tpot_ms"]),
-                )
+    def lacking(self, row: Row) -> str | None:
+        """Why a row of it cannot be simulated, in words that count them; None: it can."""
+        if (stored := row.experts or row.weights) not in self.types:
+            return f"weights in {stored}"
+        if row.concurrency <= self.idle_slots:
+            return "as many slots as stay idle"
+        return None
 
 
-def sample() -> Path:
-    """The package's file of measured deployments."""
-    spec = find_spec("aiconfigurator_core")
-    if spec is None or spec.origin is None:
-        raise SystemExit("needs the measured deployments of aiconfigurator-core: pip install 'kvlab[silicon]'")
-    return Path(spec.origin).parent / "systems" / "silicon_sample.csv"
-
-
-_PUBLISHED = (
-    0.8,
-    0.8,
-)  # InferenceMAX draws lengths from 0.8 of the longest on, and sends 10 requests for each slot
 _VARIED = (1.0, 0.95)  # prompts of one length; outputs that vary enough for requests not to stay in step
 _BUDGET = "scheduler.max_batched_tokens=8192"
 _FP8_CACHE = "kv.dtype=fp8_e4m3"
-_70B = ("model=llama3_1_70b", "framework=vllm", "framework.fp8_scales=static", _BUDGET)
-_TRTLLM = ("framework=trtllm", "framework.fp8_scales=block", "scheduler.reserve_output=true", _BUDGET)
-_SGLANG = ("framework=sglang", "framework.fp8_scales=block", "scheduler.mixed=false", _BUDGET)
+_STATIC, _BLOCK = "framework.fp8_scales=static", "framework.fp8_scales=block"
+_AHEAD = "scheduler.ahead=true"  # vLLM's asynchronous scheduling, the overlap schedulers of the other two
+_TRTLLM = ("framework=trtllm", "scheduler.reserve_output=true", _AHEAD)
+_SGLANG = (
+    "framework=sglang",
+    _BLOCK,
+    "scheduler.order=prefill_alone",
+    "scheduler.reserve_output=true",
+    _AHEAD,
+    _BUDGET,
+)
+_8B, _32B, _70B = "model=llama3_1_8b", "model=qwen3_32b", "model=llama3_1_70b"
+
+
+def _batch_waiting(row: Row) -> list[str]:
+    """InferenceMAX lets prompts of Llama 3.1 70B wait for 20 steps, or until a step is full to nine tenths."""
+    if (row.prompt, row.output) != (1024, 1024) or row.tensor_parallel == 8:
+        return []
+    return ["scheduler.prefill_wait_steps=20", f"scheduler.prefill_wait_tokens={round(0.9 * 16384)}"]
+
+
+def _static_memory(row: Row) -> list[str]:
+    """The share of a device's memory that weights and cache have: SGLang's `_handle_gpu_memory_settings`."""
+    device_mib = {"h100_sxm": 81_559, "h200_sxm": 143_771}.get(row.system)
+    if device_mib is None:
+        return []
+    graphs = 256 if row.tensor_parallel < 4 else 512
+    reserved = 512 + 1.5 * 8192 + 2 * graphs + 128 * row.tensor_parallel
+    return [f"executor.memory_utilization={1 - reserved / device_mib:.3f}"]
+
+
+def _divided(row: Row) -> list[str]:
+    """How experts and attention are divided, where they are not as one."""
+    data = [f"executor.attention_data_parallel={row.data_parallel}"] if row.data_parallel > 1 else []
+    return [*data, f"executor.expert_parallel={row.expert_parallel}"] if row.expert_parallel > 1 else data
+
+
+def _cache(row: Row, *without: str) -> list[str]:
+    return [] if row.system in without else [_FP8_CACHE]
+
+
+def _h100_cache(row: Row) -> list[str]:
+    """The scripts of H100 had K and V in 16 bits until 23 September 2025. Which of the two was measured is not
+    said; on the rows for fitting 16 bits are nearer.
+    """
+    return _cache(row, "h100_sxm")
+
+
+def _polled(row: Row) -> list[str]:
+    """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them."""
+    interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 else 10
+    tokens = 16384 if row.experts == "nvfp4" else 32768
+    running = {"h200_sxm": 256}.get(row.system, 128)
+    return [
+        f"scheduler.prefill_wait_steps={interval // 2}",
+        f"scheduler.max_batched_tokens={tokens}",
+        f"scheduler.max_batch_size={min(running, row.concurrency)}",
+        *_cache(row, "h200_sxm"),
+        *_divided(row),
+    ]
+
+
+def _minimax(row: Row) -> list[str]:
+    tokens = {"h200_sxm": 32768, "h100_sxm": 8192}.get(row.system, 2 * row.prompt)
+    return [
+        f"scheduler.max_batched_tokens={max(tokens, row.concurrency)}",
+        *_cache(row, "h100_sxm"),
+        *_divided(row),
+    ]
+
+
+def _deepseek_trtllm(row: Row) -> list[str]:
+    tokens = -(-(row.concurrency + row.prompt + 64) // 64) * 64
+    return [f"scheduler.max_batched_tokens={tokens}", _FP8_CACHE, *_divided(row)]
+
 
 CAMPAIGNS = (
     Campaign(
-        "Llama 3.1 70B fp8, vLLM, H100",
-        model="meta-llama/Llama-3.1-70B",
-        backend="vllm",
-        system="h100_sxm",
-        overrides=_70B,
-        waves=10,
-        shortest=_PUBLISHED,
-        latency_ms=12,
+        "Llama 3.1 70B, vLLM",
+        ("meta-llama/Llama-3.1-70B",),
+        "vllm",
+        (_70B, "framework=vllm", _STATIC, _BUDGET, _AHEAD),
+        published=True,
+        latency_ms=4,
+        scripted=_h100_cache,
     ),
     Campaign(
-        "Llama 3.1 70B fp8, vLLM, H200",
-        model="meta-llama/Llama-3.1-70B",
-        backend="vllm",
-        system="h200_sxm",
-        overrides=(*_70B, _FP8_CACHE),
-        waves=10,
-        shortest=_PUBLISHED,
+        "Llama 3.1 70B, TensorRT-LLM",
+        ("meta-llama/Llama-3.1-70B",),
+        "trtllm",
+        (_70B, *_TRTLLM, _STATIC, "scheduler.max_batched_tokens=16384", _FP8_CACHE),
+        published=True,
         latency_ms=12,
+        scripted=_batch_waiting,
     ),
     Campaign(
-        "Qwen3 32B, vLLM 0.12, H100",
-        model="Qwen/Qwen3-32B",
-        backend="vllm",
-        system="h100_sxm",
-        overrides=("model=qwen3_32b", "framework=vllm_synchronous", "framework.fp8_scales=block", _BUDGET),
+        "Qwen3 32B, vLLM 0.12",
+        ("Qwen/Qwen3-32B",),
+        "vllm",
+        (_32B, "framework=vllm_synchronous", _BLOCK, _BUDGET),
         waves=15,
         shortest=_VARIED,
         latency_us=40,
     ),
     Campaign(
-        "Qwen3 32B fp8, TensorRT-LLM, H100",
-        model="Qwen/Qwen3-32B",
-        backend="trtllm",
-        system="h100_sxm",
-        overrides=("model=qwen3_32b", *_TRTLLM, _FP8_CACHE),
+        "Qwen3 32B, TensorRT-LLM",
+        ("Qwen/Qwen3-32B",),
+        "trtllm",
+        (_32B, *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, _FP8_CACHE),
         waves=15,
         shortest=_VARIED,
         latency_us=70,
     ),
     Campaign(
-        "Llama 3.1 8B, TensorRT-LLM, H100",
-        model="meta-llama/Llama-3.1-8B-Instruct",
-        backend="trtllm",
-        system="h100_sxm",
-        overrides=("model=llama3_1_8b", *_TRTLLM),
+        "Llama 3.1 8B, TensorRT-LLM",
+        ("meta-llama/Llama-3.1-8B-Instruct",),
+        "trtllm",
+        (_8B, *_TRTLLM, _BLOCK, _BUDGET),
         waves=20,
         shortest=_VARIED,
         latency_ms=20,
         idle_slots=1,
     ),
     Campaign(
-        "Llama 3.1 8B fp8, SGLang, H200",
-        model="meta-llama/Llama-3.1-8B-Instruct",
-        backend="sglang",
-        system="h200_sxm",
-        overrides=("model=llama3_1_8b", *_SGLANG),
-        waves=10,
+        "Llama 3.1 8B fp8, SGLang",
+        ("meta-llama/Llama-3.1-8B-Instruct",),
+        "sglang",
+        (_8B, *_SGLANG),
         shortest=_VARIED,
         most_running=488,
+        scripted=_static_memory,
     ),
     Campaign(
-        "Llama 3.1 8B fp8, vLLM 0.12, H200",
-        model="nvidia/Llama-3.1-8B-Instruct-FP8",
-        backend="vllm",
-        system="h200_sxm",
-        overrides=("model=llama3_1_8b", "framework=vllm_synchronous", "framework.fp8_scales=static", _BUDGET),
-        waves=10,
+        "Llama 3.1 8B fp8, vLLM 0.12",
+        ("nvidia/Llama-3.1-8B-Instruct-FP8",),
+        "vllm",
+        (_8B, "framework=vllm_synchronous", _STATIC, _BUDGET),
         shortest=_VARIED,
     ),
     Campaign(
-        "Qwen3 32B, SGLang, H100",
-        model="Qwen/Qwen3-32B",
-        backend="sglang",
-        system="h100_sxm",
-        overrides=("model=qwen3_32b", *_SGLANG),
-        waves=10,
+        "Qwen3 32B, SGLang",
+        ("Qwen/Qwen3-32B",),
+        "sglang",
+        (_32B, *_SGLANG),
+        shortest=(1.0, 1.0),
+        scripted=_static_memory,
+    ),
+    Campaign(
+        "Qwen3 32B nvfp4, TensorRT-LLM",
+        ("nvidia/Qwen3-32B-NVFP4",),
+        "trtllm",
+        (_32B, *_TRTLLM, _BUDGET, _FP8_CACHE),
         shortest=_VARIED,
+    ),
+    Campaign(
+        "gpt-oss 120B, vLLM",
+        ("openai/gpt-oss-120b",),
+        "vllm",
+        ("model=gpt_oss_120b", "framework=vllm", _BUDGET, _AHEAD),
+        published=True,
+        latency_ms=4,
+        types={"nvfp4": "auto"},
+        scripted=lambda row: [*_cache(row, "h100_sxm", "h200_sxm"), *_divided(row)],
+    ),
+    Campaign(
+        "gpt-oss 120B, TensorRT-LLM",
+        ("openai/gpt-oss-120b",),
+        "trtllm",
+        ("model=gpt_oss_120b", *_TRTLLM, "scheduler.max_batched_tokens=20000"),
+        published=True,
+        latency_ms=12,
+        types={"nvfp4": "auto"},
+        scripted=lambda row: [*_cache(row, "h200_sxm"), *_divided(row)],
+    ),
+    Campaign(
+        "MiniMax M2.5, vLLM",
+        ("MiniMaxAI/MiniMax-M2.5",),
+        "vllm",
+        ("model=minimax_m2", "framework=vllm", _BLOCK, _AHEAD),
+        published=True,
+        latency_ms=4,
+        types=_AS_STORED,
+        scripted=_minimax,
+    ),
+    Campaign(
+        "DeepSeek V3 and R1, SGLang",
+        ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1"),
+        "sglang",
+        ("model=deepseek_v3", *_SGLANG),
+        published=True,
+        types=_AS_STORED,
+        scripted=_polled,
+    ),
+    Campaign(
+        "DeepSeek V3 and R1, TensorRT-LLM",
+        ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1"),
+        "trtllm",
+        ("model=deepseek_v3", *_TRTLLM, _BLOCK),
+        published=True,
+        latency_ms=12,
+        types=_AS_STORED,
+        scripted=_deepseek_trtllm,
+    ),
+    Campaign(
+        "Kimi K2.5, vLLM",
+        ("moonshotai/Kimi-K2.5",),
+        "vllm",
+        ("model=kimi_k2", "framework=vllm", _BLOCK, _BUDGET, _AHEAD),
+        published=True,
+        types=_AS_STORED,
+        scripted=lambda row: [_FP8_CACHE, *_divided(row)],
+    ),
+    Campaign(
+        "Qwen3 235B A22B, vLLM 0.12",
+        ("Qwen/Qwen3-235B-A22B-FP8",),
+        "vllm",
+        ("model=qwen3_235b_a22b", "framework=vllm_synchronous", _BLOCK, _BUDGET),
+        shortest=_VARIED,
+        latency_us=40,
+        scripted=_divided,
+    ),
+    Campaign(
+        "Qwen3 235B A22B, TensorRT-LLM",
+        ("Qwen/Qwen3-235B-A22B-FP8",),
+        "trtllm",
+        ("model=qwen3_235b_a22b", *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, _FP8_CACHE),
+        waves=15,
+        shortest=_VARIED,
+        latency_us=70,
+        scripted=_divided,
+    ),
+    Campaign(
+        "Qwen3 235B A22B, SGLang",
+        ("Qwen/Qwen3-235B-A22B-FP8",),
+        "sglang",
+        ("model=qwen3_235b_a22b", *_SGLANG),
+        shortest=_VARIED,
+        scripted=lambda row: [*_static_memory(row), *_divided(row)],
     ),
 )
+
+
+def campaign_of(row: Row, among: Sequence[Campaign] = CAMPAIGNS) -> Campaign | None:
+    """The campaign that a row belongs to; None: none."""
+    return next((campaign for campaign in among if campaign.has(row)), None)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from kvlab.lab.figures import style
 
 if TYPE_CHECKING:
-    from experiments.simulated_vs_silicon.run import Result
+    from experiments.simulated_vs_silicon.results import Result
 
 _PANELS = (("tpot", "time per output token"), ("ttft", "time to first token"))
 
@@ -33,12 +33,11 @@ def draw(results: Sequence[Result]) -> Figure:
         )
         axes.plot(ends, ends, color=style.FAINT, linewidth=1)
         handles["formula of one line"] = axes.scatter(measured, formula, s=9, color=style.CACHED, marker="x")
-        for campaign, colour in zip(
-            dict.fromkeys(row.campaign for row in results), cycle((*style.LINES, style.YELLOW)), strict=False
-        ):
-            rows = [row for row in results if row.campaign == campaign]
+        kinds = sorted({(row.framework, row.device) for row in results})
+        for kind, colour in zip(kinds, cycle((*style.LINES, style.YELLOW)), strict=False):
+            rows = [row for row in results if (row.framework, row.device) == kind]
             xs, ys = ([getattr(row, f"{by}_{name}_ms") for row in rows] for by in ("measured", "simulated"))
-            handles[campaign] = axes.scatter(xs, ys, s=15, color=colour, alpha=0.75, linewidths=0)
+            handles[" on ".join(kind)] = axes.scatter(xs, ys, s=15, color=colour, alpha=0.75, linewidths=0)
         axes.set_xlim(*ends)
         axes.set_ylim(*ends)
         style.title(axes, f"{title}", "simulated over measured; shaded: within a fifth")

@@ -11,6 +11,7 @@ from pytest_bdd import given, parsers, then, when
 from transformers import AutoConfig
 
 from kvlab.cli import capacity
+from kvlab.cli.compose import compose_one
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.errors import OutOfBlocksError
@@ -36,7 +37,7 @@ class Planner:
         """With the last command's settings, one backend and so many bytes of KV memory."""
         own = ("memory=", "lengths=", "kv.memory=", "--json")
         settings = [text for text in self.arguments if not text.startswith(own)]
-        config = capacity.compose_config([*settings, f"kv={backend}", f"kv.memory={size}"])
+        config = compose_one([*settings, f"kv={backend}", f"kv.memory={size}"], "the planner")
         return build_engine(plan_engine(config))
 
 
@@ -67,7 +68,7 @@ def model_directory(tmp_path: Path, name: str) -> Path:
     # A name with all that a command line could stumble over.
     directory = tmp_path / f"{name}'s model, v=1"
     directory.mkdir()
-    model = capacity.compose_config([f"model={name}"]).model
+    model = compose_one([f"model={name}"], "the planner").model
     AutoConfig.for_model(model.family, **model.architecture).save_pretrained(directory)
     return directory
 

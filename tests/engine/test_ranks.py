@@ -14,9 +14,9 @@ import pytest
 
 from kvlab.confined import start_module
 from kvlab.core import Request, SamplingParams, StepRecord
+from kvlab.engine import ranks
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
-from kvlab.engine.executors import ranks
 from kvlab.engine.service import Engine
 from kvlab.errors import ConfigError, EngineStoppedError
 from kvlab.models.config import TransformersConfig, WeightCounts
@@ -70,7 +70,7 @@ def of_one_process(*overrides: str) -> tuple[list[list[int]], list[float], list[
 
 
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "kvlab.engine.executors.rank" in each.cmdline()]
+    return [each for each in psutil.Process().children() if "kvlab.engine.rank" in each.cmdline()]
 
 
 def test_pages_chunks_preemption_shared_prefixes_samples_and_proposals() -> None:

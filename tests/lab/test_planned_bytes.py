@@ -11,9 +11,9 @@ import torch
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
 from kvlab.engine.build import build_engine, plan_engine
-from kvlab.engine.executors.ranks import RankGroup
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.engine.plan import EnginePlan
+from kvlab.engine.ranks import RankGroup
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import load

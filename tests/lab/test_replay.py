@@ -253,15 +253,15 @@ class TestProcesses:
     def test_are_as_many_as_cores_and_memory_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[int] = []
 
-        def begin(traffic: Traffic, tasks: object, concurrency: int, processes: int) -> list[object]:
+        def begin(work: object, tasks: object, processes: int, *, killed: str) -> list[object]:
             started.append(processes)
             return []
 
-        monkeypatch.setattr(parallel, "_in_processes", begin)
+        monkeypatch.setattr(parallel, "in_processes", begin)
         traffic, tasks = traffic_of(1), [parallel.Task("lru", size) for size in (10_000, 20_000)]
         for memory in (None, 45_000_000, 30_000_000):
             list(parallel.replay_all(traffic, tasks, 1, cores=8, memory=memory))
-        assert started == [2, 2]
+        assert started == [8, 2, 1]
 
 
 def test_prompts_that_are_known_by_ids_are_not_made_into_tokens() -> None:

@@ -4,47 +4,67 @@ from __future__ import annotations
 
 import csv
 
-import numpy as np
 import pytest
 
-from experiments.simulated_vs_silicon.campaigns import CAMPAIGNS
-from experiments.simulated_vs_silicon.run import RESULTS
-from kvlab.simulation.accuracy import MEASURED, Errors, how_sure
+from experiments.simulated_vs_silicon.calibration import LEFT_OUT, coverage
+from experiments.simulated_vs_silicon.results import RESULTS
+from kvlab.simulation import accuracy
+from kvlab.simulation.accuracy import FEWEST, FIGURES, Case, HeldOut, held_out, how_sure, interval, sentence
 
-BACKENDS = {campaign.name: (campaign.backend, campaign.system) for campaign in CAMPAIGNS}
+HERE = Case("vllm", "h200_sxm", "llama3_1_70b", False, 4, 1024, 1024, 16)
 
 
-def errors_of(framework: str, figure: str) -> list[tuple[str, float]]:
-    """Device and error of each row."""
+def test_the_errors_are_those_of_the_comparison() -> None:
     with RESULTS.open(newline="") as file:
-        return [
-            (system, abs(float(row[f"simulated_{figure}_ms"]) / float(row[f"measured_{figure}_ms"]) - 1))
-            for row in csv.DictReader(file)
-            for backend, system in [BACKENDS[row["campaign"]]]
-            if backend == framework
-        ]
+        rows = list(csv.DictReader(file))
+    for figure in FIGURES:
+        found = {
+            round(float(row[f"measured_{figure}_ms"]) / float(row[f"simulated_{figure}_ms"]) - 1, 3) for row in rows
+        }
+        assert {getattr(row, figure) for row in held_out()} <= found
+    assert len(held_out()) < len(rows)
 
 
-@pytest.mark.parametrize("framework", MEASURED)
-@pytest.mark.parametrize("figure", ["tpot", "ttft"])
-def test_the_table_is_that_of_the_comparison(framework: str, figure: str) -> None:
-    rows, held = errors_of(framework, figure), MEASURED[framework]
-    errors: Errors = getattr(held, figure)
-    devices = sorted({device for device, _ in rows})
-    assert (held.rows, list(held.devices)) == (len(rows), devices)
-    assert np.quantile([error for _, error in rows], (0.5, 0.9)) == pytest.approx(errors[:2], abs=5e-4)
-    if len(devices) == 1:
-        assert errors.left_out is None
-        return
-    bounds = {left: np.quantile([error for device, error in rows if device != left], 0.9) for left in devices}
-    assert np.mean([error <= bounds[device] for device, error in rows]) == pytest.approx(errors.left_out, abs=5e-4)
+@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("left", LEFT_OUT)
+def test_intervals_hold_nine_of_ten_that_they_were_not_made_of(figure: str, left: str) -> None:
+    held = coverage(held_out(), LEFT_OUT[left], figure)
+    assert 0.85 <= sum(held) / len(held) <= 0.97
+
+
+def test_the_most_alike_are_asked_and_where_they_are_few_others() -> None:
+    def row(case: Case, error: float) -> HeldOut:
+        return HeldOut(case, 0, error, error)
+
+    near = [row(HERE, 0.1)] * FEWEST
+    far = [row(HERE._replace(device="l40s"), -0.5)] * 4
+    found = interval(HERE, "tpot", [*near, *far])
+    assert found is not None
+    assert (found.low, found.high, found.n) == (pytest.approx(0.1), pytest.approx(0.1), FEWEST)
+    found = interval(HERE, "tpot", [*near[1:], *far])
+    assert found is not None
+    assert (found.low < -0.5, found.n) == (True, FEWEST + 3)
+    assert interval(HERE._replace(framework="mine"), "tpot", near) is None
+    assert interval(HERE._replace(model="mixture", device="l40s", is_sparse=True), "tpot", near) is None
+
+
+def test_of_many_those_of_a_like_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "NEAREST", 2)
+    rows = [HeldOut(HERE._replace(concurrency=2.0**at), 0, at / 100, 0.0) for at in range(FEWEST)]
+    found = interval(HERE._replace(concurrency=2**15), "tpot", rows)
+    assert found is not None
+    assert (found.n, round(found.high, 2)) == (2, 0.15)
+
+
+def test_a_figure_is_told_with_what_it_is_worth() -> None:
+    found = interval(HERE, "ttft")
+    assert found is not None
+    text = sentence(HERE, {"ttft": 35_400.0})
+    assert text == f"ttft 35.4 s (measured deployments like this: within {100 * found.within:.0f} %, 90 % of them)"
+    assert sentence(HERE._replace(framework="mine"), {"ttft": 1.0}) is None
 
 
 def test_devices_that_were_measured_and_not() -> None:
-    here = "nine of ten of 119 measured vllm deployments had tpot within 22 % (half of them 4) and ttft within 34 %"
-    assert (how_sure("vllm", "h100_sxm") or "").startswith(here)
-    assert (how_sure("vllm", "l40s") or "").endswith(
-        "none is on l40s, and of a device left out 85 % and 92 % were as near"
-    )
-    assert (how_sure("trtllm", "l40s") or "").endswith("they are all on h100_sxm, and none on l40s")
+    assert (how_sure("vllm", "l40s") or "").endswith("; none is on l40s")
+    assert "none is" not in (how_sure("vllm", "h100_sxm") or "none is")
     assert how_sure("mine", "l40s") is None

@@ -152,3 +152,27 @@ def test_content_that_leaves_and_comes_back_does_so_in_the_same_steps() -> None:
     assert sum(each.host_stored_blocks for each in counters)
     waited = [step for step in log.steps if step.pool is not None and step.pool.loading_sequences]
     assert any(step.decode_tokens for step in waited), "nobody ran while others waited"
+
+
+@pytest.mark.parametrize(("shared", "blocks"), [(0, 32), (24, 20)])
+def test_steps_are_taken_at_once_while_a_request_waits_for_memory(shared: int, blocks: int) -> None:
+    """Equal prompts too, whose next blocks lie behind the same one."""
+    rng = np.random.default_rng(5)
+    common = rng.integers(1, 60, shared).tolist()
+    requests = [
+        Request(
+            f"r{index}",
+            (*common, *([] if index % 3 else rng.integers(1, 60, 30).tolist())) or (1,) * (8 + index % 2),
+            SamplingParams(max_tokens=60, ignore_eos=True),
+            arrival_s=0.001 * index,
+        )
+        for index in range(12)
+    ]
+    settings = {
+        "kv": KVConfig(num_blocks=blocks, block_size=8, **POOLS[-1]),
+        "scheduler": SchedulerConfig(max_batch_size=12, admission_reserve=0.1),
+    }
+    count, log = check(requests, settings)
+    kept = sum(step.waiting > 0 and not step.prefill_tokens for step in log.steps)
+    assert kept > 0.3 * len(log.steps)
+    assert count > 0.6 * len(log.steps)

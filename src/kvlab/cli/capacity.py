@@ -34,7 +34,9 @@ class CapacitySettings:
     memory: str | None = setting(
         None, "of the device, for weights, cache and working memory; else what this machine has free", "SIZE"
     )
-    tensor_parallel: int | None = setting(None, "devices or, without hardware=, processes; short for executor.tensor_parallel", "N")
+    tensor_parallel: int | None = setting(
+        None, "devices or, without hardware=, processes; short for executor.tensor_parallel", "N"
+    )
     lengths: list[int] = setting(
         [], "mean lengths in tokens; 256, doubled up to model.max_seq_len, unless given", "N,N"
     )

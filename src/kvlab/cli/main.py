@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": Command("one answer of a model, word by word", 'model=smollm2_135m "Why is the sky blue?"'),
     "chat": Command("talk to a model; the conversation stays in the KV cache", "model=smollm2_135m"),
     "fetch": Command("bring a published model to this machine, once", "smollm2"),
+    "advise": Command("what to change: from traffic to a plan", "workload=azure model=llama3_1_8b hardware=l40s"),
     "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
     "import": Command("traffic of your own as a workload: logs, tables, results", "requests.csv to=mine.jsonl"),
     "record": Command("pass a server's traffic through, and write a trace of it", "upstream=http://127.0.0.1:8000"),

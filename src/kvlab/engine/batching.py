@@ -124,7 +124,9 @@ class BatchBuilder:
                 reserved_later = 0 if decode_is_reserved else scheduler.num_decoding()
                 batch.admitted, refused = self._admit(budget, reserved_later, now)
                 budget -= sum(count for _, count in batch.admitted)
-                batch.stop = Stop.BLOCKS if refused else self._stop(budget)
+                batch.stop = Stop.BLOCKS if refused is not None else self._stop(budget)
+                if decode_is_reserved and not batch.prefill and not batch.admitted:
+                    scheduler.refused = refused
         return batch
 
     def receive(self, now: float) -> None:
@@ -199,9 +201,9 @@ class BatchBuilder:
             return Stop.SEQUENCES
         return Stop.POLICY if budget > 0 else Stop.TOKENS
 
-    def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], bool]:
+    def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
-        Returns their chunks, and whether there was no memory for the next.
+        Returns their chunks, and the next, if there was no memory for it.
 
         Each is reserved at once, so that the next may share the blocks that it fills in this very step.
         """
@@ -219,7 +221,7 @@ class BatchBuilder:
                     reuse=not sequence.spec.scores_prompt,
                 )
             except OutOfBlocksError:
-                return admitted, True
+                return admitted, sequence
             sequence.swapped = None
             if sequence.request.pin_tokens:
                 self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
@@ -240,4 +242,4 @@ class BatchBuilder:
             self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= chunk.num_tokens
             admitted.append(chunk)
-        return admitted, False
+        return admitted, None

@@ -29,7 +29,7 @@ from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, S
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.step_plan import StepPlan, slots_of
-from kvlab.engine.step_runs import RunExecutor, StepRun
+from kvlab.engine.step_runs import RunExecutor, StepRun, stays_out
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.validation import check_queue, check_request
 from kvlab.errors import RequestRefusedError
@@ -151,6 +151,7 @@ class EngineCore:
         """Give back what was kept of a request; nothing where nothing is."""
         for slot in self._keeping.pop(request_id, ()):
             self.pool.free_slot(slot)
+            self.scheduler.refused = None
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
@@ -209,6 +210,8 @@ class EngineCore:
         self._preemptions += batch.preempted
         pool, self._counters = self.pool.stats(), self.pool.counters()
         self._stats = self._observe(pool, self._counters)
+        if self._counters.merged_blocks > before.merged_blocks:
+            self.scheduler.refused = None
         record = StepRecord(
             index=self._steps - 1,
             start_s=start,
@@ -248,7 +251,10 @@ class EngineCore:
             return StepLog()
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
-        run, before = StepRun(pool, *repeated), self._counters
+        decoding, chunk, refused = repeated
+        if refused is not None and (scheduler.config.reserves_output or not stays_out(pool, decoding, refused)):
+            return StepLog()
+        run, before = StepRun(pool, decoding, chunk), self._counters
         if not run.plan(executor, clock.now(), until_s):
             return StepLog()
         pool.expire(clock.now())

@@ -40,6 +40,19 @@ class RunExecutor(Protocol):
         """
 
 
+def stays_out(pool: BlockPool, decoding: DecodeBatch, refused: Sequence) -> bool:
+    """Whether a sequence for which there is no memory surely finds none as long as these decode and nothing else
+    happens: free blocks become fewer then, unless a block that is filled equals another, and gives its place back,
+    or goes on with what is cached of the sequence's tokens, which could share it.
+    """
+    if pool.offload.tiers:
+        return False
+    tokens = refused.token_ids
+    hits = pool.prefix_tokens(tokens, refused.request.salt) // pool.block_size
+    hits = hits if hits < len(tokens) // pool.block_size else -1  # else there are no more to be found
+    return all(group.sharing.fills_apart(decoding.slots.tolist(), hits) for group in pool.groups)
+
+
 class StepRun:
     """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next. The last
     may give sequences their last tokens.

@@ -104,6 +104,10 @@ class BlockAllocator:
         """The content of a block that can be shared, if it has one."""
         return self._contents.get(block)
 
+    def content_block_ids(self) -> set[int]:
+        """The blocks that have content, referenced or not."""
+        return set(self._contents)
+
     def allocated_block_ids(self) -> set[int]:
         """The blocks with at least one reference."""
         return {block for block, count in enumerate(self._references) if count}
@@ -153,8 +157,7 @@ class BlockAllocator:
 
         Raises BlockError for one that is neither allocated nor holds content.
         """
-        blocks = list(blocks)
-        reused = []
+        blocks, reused = list(blocks), list[int]()
         for block in blocks:
             self._check_id(block)
             if not self._references[block] and block not in self._contents:
@@ -216,9 +219,7 @@ class BlockAllocator:
             self.give_up([block])
 
     def give_up(self, blocks: list[int]) -> None:
-        """Unreferenced blocks that the eviction policy has taken out lose their content: they are the next to be
-        allocated.
-        """
+        """Unreferenced blocks that the eviction policy took out lose their content: they are allocated next."""
         self._scratch += blocks
         if self._journal is not None:
             self._journal.add(BlockEvent.DROPPED, blocks)
@@ -226,8 +227,7 @@ class BlockAllocator:
 
     def find_unreferenced_blocks(self, referenced: Collection[int]) -> list[int]:
         """Allocated blocks that are not among `referenced`, such as the entries of all live tables."""
-        known = set(referenced)
-        return sorted(self.allocated_block_ids() - known)
+        return sorted(self.allocated_block_ids().difference(referenced))
 
     def force_free(self, blocks: Iterable[int]) -> int:
         """Drop every reference of these blocks, whoever its owner is; returns how many came back to the queue.

@@ -33,6 +33,12 @@ class BlockSharing:
     def restart(self, slot: int) -> None:
         """The slot has no blocks any more, and computes all its tokens."""
 
+    def fills_apart(self, slots: Sequence[int], hits: int) -> bool:
+        """Whether the blocks that these slots fill next, if nothing else happens, surely equal no other, and none
+        is behind the first `hits` blocks of another sequence's tokens and goes on like these.
+        """
+        return True
+
     def pin(self, slot: int, tokens: int) -> None:
         """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
 

@@ -37,6 +37,11 @@ class Prefix:
             return children if children.tokens == tokens else None
         return None if children is None else children.get(tokens)
 
+    def child_tokens(self) -> list[bytes]:
+        """Those of each node behind this one."""
+        children = self.children
+        return [children.tokens] if isinstance(children, Prefix) else list(children or ())
+
     def add(self, tokens: bytes, block: int | None) -> Prefix:
         """A new child in this block, whose tokens no other child has."""
         child, children = Prefix(self, tokens, block), self.children

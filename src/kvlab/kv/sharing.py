@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -173,6 +174,20 @@ class PrefixSharing(BlockSharing):
         lasts = [int(entries[slot, length // size - 1]) for slot, length in zip(slots, lengths, strict=True)]
         self._publish(slots, lengths, lasts)
         self._confirm(slots, merge=merge)
+
+    def fills_apart(self, slots: Sequence[int], hits: int) -> bool:
+        size, parts = self._tables.block_size, dict[int, list[bytes]]()
+        for slot in slots:
+            state = self._slots[slot]
+            node, start = state.node, state.computed * size
+            if not state.known or node is None or state.computed <= hits or slot in self._late:
+                return False
+            part = array("q", state.tokens[start : start + size]).tobytes()  # of the block, as far as it is known
+            others = parts.setdefault(id(node), node.child_tokens())
+            if any(each.startswith(part) or part.startswith(each) for each in others):
+                return False
+            others.append(part)
+        return True
 
     def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
         """Put blocks of slots into the tree, and return those nodes that are in them."""

@@ -1,53 +1,166 @@
 """How far simulated deployments were from measured ones, so that a prediction says how sure it is.
 
-Held against 358 deployments that nothing was fitted to (`experiments/simulated_vs_silicon/results.csv`, from which
-`tests/simulation/test_accuracy.py` computes the same). An error is absolute and relative, of a mean over requests.
+`held_out.csv` has the errors of deployments that nothing was fitted to (`experiments/simulated_vs_silicon`, which
+writes it). An error is relative to what is predicted, of a mean over requests: measured / predicted - 1.
+
+An interval is that of nine of ten of the deployments like the one asked about: of the most alike class of
+`_CLASSES` that has `FEWEST`, the `NEAREST` by load. Deployments of measured models on measured devices say too
+little of others, and by how much is known from leaving them out: `WIDENED`, which
+`experiments/simulated_vs_silicon/calibration.py` finds, and checks on the other half of the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from csv import DictReader
+from functools import cache
+from math import log2
+from pathlib import Path
 from typing import NamedTuple
 
+FILE = Path(__file__).parent / "held_out.csv"
+FEWEST, NEAREST = 16, 40
+FIGURES = ("tpot", "ttft")
 
-class Errors(NamedTuple):
-    """Of a figure: which half of the deployments, and which nine of ten, were within; and what share of those on a
-    device was within what nine of ten on other devices were. None: they are all on one device.
+
+class Case(NamedTuple):
+    """A deployment, as far as errors depend on it. `device` as in conf/hardware, `model` as in conf/model."""
+
+    framework: str  # as the tables call it: vllm, sglang, trtllm
+    device: str
+    model: str
+    is_sparse: bool  # a mixture of experts
+    devices: int
+    prompt: float  # tokens, in the mean
+    output: float
+    concurrency: float  # requests in the server at once
+
+    def distance(self, other: Case) -> float:
+        """In load: doublings of lengths and of requests for each device."""
+        pairs = (
+            (self.prompt, other.prompt),
+            (self.output, other.output),
+            (self.concurrency / self.devices, other.concurrency / other.devices),
+        )
+        return sum(abs(log2(max(own, 1e-3) / max(another, 1e-3))) for own, another in pairs)
+
+
+class HeldOut(NamedTuple):
+    """A measured deployment and its errors."""
+
+    case: Case
+    part: int  # 0 or 1: intervals are checked on one half, widened by the other
+    tpot: float
+    ttft: float
+
+
+class Interval(NamedTuple):
+    """Nine of ten of `n` deployments had measured / predicted - 1 between `low` and `high`."""
+
+    low: float
+    high: float
+    n: int
+
+    @property
+    def within(self) -> float:
+        """The larger of the two, absolute."""
+        return max(abs(self.low), abs(self.high))
+
+    def text(self) -> str:
+        """In words, behind a predicted figure."""
+        return f"measured deployments like this: within {100 * self.within:.0f} %, 90 % of them"
+
+
+def _same_device_and_model(case: Case, other: Case) -> bool:
+    return (case.device, case.model) == (other.device, other.model)
+
+
+def _same_device_or_model(case: Case, other: Case) -> bool:
+    return case.device == other.device or case.model == other.model
+
+
+#: Deployments of the same framework that are alike, the most alike first.
+_CLASSES: tuple[Callable[[Case, Case], bool], ...] = (
+    _same_device_and_model,
+    _same_device_or_model,
+    lambda case, other: case.is_sparse == other.is_sparse,
+)
+#: By how much an interval of a class and figure is widened about its median.
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.2, 2.1), "ttft": (1.2, 2.4, 2.0)}
+
+
+@cache
+def held_out() -> tuple[HeldOut, ...]:
+    """All of the file."""
+    with FILE.open(newline="") as file:
+        return tuple(
+            HeldOut(
+                Case(
+                    row["framework"],
+                    row["device"],
+                    row["model"],
+                    row["is_sparse"] == "1",
+                    int(row["devices"]),
+                    float(row["prompt"]),
+                    float(row["output"]),
+                    float(row["concurrency"]),
+                ),
+                int(row["part"]),
+                float(row["tpot"]),
+                float(row["ttft"]),
+            )
+            for row in DictReader(file)
+        )
+
+
+def interval(case: Case, figure: str, among: Sequence[HeldOut] | None = None) -> Interval | None:
+    """Of `figure`, tpot or ttft. None: too few deployments of the framework were measured.
+
+    `among`: the deployments that are known; all, unless an error is to be told of one that is left out.
     """
-
-    half: float
-    most: float
-    left_out: float | None
-
-
-class Measured(NamedTuple):
-    """The deployments of a framework."""
-
-    devices: tuple[str, ...]
-    rows: int
-    tpot: Errors
-    ttft: Errors
+    known = [row for row in (held_out() if among is None else among) if row.case.framework == case.framework]
+    for at, is_alike in enumerate(_CLASSES):
+        alike = [row for row in known if is_alike(case, row.case)]
+        if len(alike) >= FEWEST:
+            alike.sort(key=lambda row: case.distance(row.case))
+            return _of(sorted(getattr(row, figure) for row in alike[:NEAREST]), WIDENED[figure][at])
+    return None
 
 
-MEASURED = {
-    "vllm": Measured(("h100_sxm", "h200_sxm"), 119, Errors(0.040, 0.224, 0.849), Errors(0.132, 0.339, 0.924)),
-    "trtllm": Measured(("h100_sxm",), 176, Errors(0.044, 0.164, None), Errors(0.186, 0.614, None)),
-    "sglang": Measured(("h100_sxm", "h200_sxm"), 63, Errors(0.150, 0.459, 0.556), Errors(0.637, 0.754, 0.635)),
-}
+def _of(errors: Sequence[float], widened: float) -> Interval:
+    low, middle, high = (_quantile(errors, share) for share in (0.05, 0.5, 0.95))
+    return Interval(middle - widened * (middle - low), middle + widened * (high - middle), len(errors))
+
+
+def _quantile(errors: Sequence[float], share: float) -> float:
+    """Of sorted values, on the side that holds more of them than asked for."""
+    last = len(errors) - 1
+    place = share * last
+    return errors[int(place)] if share < 0.5 else errors[min(last, -int(-place // 1))]
 
 
 def how_sure(framework: str, device: str) -> str | None:
-    """In words, for steps timed by measured operations. None: no deployment of the framework was measured."""
-    if (found := MEASURED.get(framework)) is None:
+    """What is known before a run, in words. None: no deployment of the framework was measured."""
+    known = [row for row in held_out() if row.case.framework == framework]
+    if not known:
         return None
-    figures = [
-        f"{name} within {100 * errors.most:.0f} % (half of them {100 * errors.half:.0f})"
-        for name, errors in (("tpot", found.tpot), ("ttft", found.ttft))
-    ]
-    text = f"nine of ten of {found.rows} measured {framework} deployments had {' and '.join(figures)}"
-    if device in found.devices:
-        return text
-    shares = [found.tpot.left_out, found.ttft.left_out]
-    if None in shares:
-        return f"{text}; they are all on {found.devices[0]}, and none on {device}"
-    left = " and ".join(f"{100 * (share or 0):.0f} %" for share in shares)
-    return f"{text}; none is on {device}, and of a device left out {left} were as near"
+    devices = sorted({row.case.device for row in known})
+    figures = [f"{figure} within {100 * _within(known, figure):.0f} %" for figure in FIGURES]
+    text = f"nine of ten of {len(known)} measured {framework} deployments had {' and '.join(figures)}"
+    return text if device in devices else f"{text}; none is on {device}"
+
+
+def sentence(case: Case, figures_ms: dict[str, float]) -> str | None:
+    """Predicted means of a run by the names of `FIGURES`, and how sure they are. None: no such was measured."""
+    parts = []
+    for figure, predicted in figures_ms.items():
+        found = interval(case, figure)
+        if found is None:
+            return None
+        shown = f"{predicted / 1000:.3g} s" if predicted >= 1000 else f"{predicted:.3g} ms"
+        parts.append(f"{figure} {shown} ({found.text()})")
+    return "; ".join(parts)
+
+
+def _within(rows: Sequence[HeldOut], figure: str) -> float:
+    return _quantile(sorted(abs(getattr(row, figure)) for row in rows), 0.9)

@@ -15,8 +15,8 @@ from kvlab.config import EngineConfig
 from kvlab.core import TokenLogprobs
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
-from kvlab.engine.executors.ranks import RankedModel, RankedStorage, RankProcesses
 from kvlab.engine.plan import EnginePlan, Kernels
+from kvlab.engine.ranks import RankedModel, RankedStorage, RankProcesses
 from kvlab.engine.sampler import Sampler
 from kvlab.engine.step import Executor, ScoredTokens, StepInput, StepResult
 from kvlab.engine.threads import resolve_threads

@@ -50,6 +50,8 @@ class Scheduler:
         self._known_s = 0.0  # what arrived before then may be admitted
         self._waited = 0  # steps that prompts have waited for more of them
         self.ended: list[Sequence] = []  # since the last retirement
+        #: For whom there was no memory in the last step, that only decoded; none was given back since.
+        self.refused: Sequence | None = None
         self._prefilling: list[Sequence] = []
         self._loading: dict[int, Sequence] = {}  # by slot
         self._continuing: list[Sequence] = []  # those in prefill when the step began
@@ -77,6 +79,7 @@ class Scheduler:
 
         `cached_tokens`: how many tokens of a sequence are in the prefix cache; called at most once for each.
         """
+        self.refused = None
         self._state = StepState(now, cache(cached_tokens))
         is_known = not self.config.ahead or not self.running
         self._known_s, self.began_s = math.inf if is_known else self.began_s, now
@@ -112,10 +115,10 @@ class Scheduler:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
         return Chunk(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
 
-    def repeated(self) -> tuple[DecodeBatch, Chunk | None] | None:
+    def repeated(self) -> tuple[DecodeBatch, Chunk | None, Sequence | None] | None:
         """What the coming steps all consist of, one like another, until a sequence ends, one arrives or memory runs
-        out: those that decode, and a chunk of a prompt that each step goes on with. None: steps may differ. Those
-        that have ended are to be retired before.
+        out: those that decode, and a chunk of a prompt that each step goes on with; as long as there is no memory
+        for the last, which waits. None: steps may differ. Those that have ended are to be retired before.
         """
         self._update_decoding()
         budget, decoding = self.config.max_batched_tokens, len(self._decoding)
@@ -134,8 +137,12 @@ class Scheduler:
             budget -= chunk.num_tokens
         leaving = sum(sequence.slot is not None for sequence in self.ended)
         has_room = len(self.running) - leaving < self.config.max_batch_size
-        may_admit = len(self.waiting) and has_room and (budget > decoding or not decode_first)
-        return None if may_admit else (self._decoding, chunk)
+        if not (len(self.waiting) and has_room and (budget > decoding or not decode_first)):
+            return self._decoding, chunk, None
+        is_refused = self.refused is not None and self.refused is self.waiting.head
+        if chunk is not None or not is_refused or type(self.order).choose is not Order.choose:
+            return None
+        return self._decoding, None, self.refused
 
     def num_decoding(self) -> int:
         """How many running sequences could decode in this step."""
@@ -219,6 +226,7 @@ class Scheduler:
         computed again.
         """
         self._stop(sequence)
+        self.refused = None
         if sequence.is_decoding:
             self._leave(sequence)
         elif sequence.status is SequenceStatus.LOADING and sequence.slot is not None:
@@ -234,6 +242,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.LOADING and sequence.slot is not None:
             del self._loading[sequence.slot]
         sequence.status = SequenceStatus.FINISHED
+        self.refused = None
         self.ended.append(sequence)
         self._speculation.forget(sequence)
         self._leave(sequence)
@@ -245,6 +254,7 @@ class Scheduler:
         self._prefilling = [sequence for sequence in running if not sequence.is_decoding]
         self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
         self._is_stale, self._joined, self._left = False, [], []
+        self.refused = None
 
     def _stop(self, sequence: Sequence) -> None:
         """Take a sequence out of `running`, touching few of the others: there may be thousands."""

@@ -52,7 +52,7 @@ def to_html(report: Report) -> str:
 
         script = get_plotlyjs()
     facts = [group.example.facts for group in report.groups]
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         report=report,
         strips=_strips(report),
         facts=[{key: f[key] for key in _FACTS if key in f} | dict(f.get("environment", {})) for f in facts],
@@ -62,11 +62,12 @@ def to_html(report: Report) -> str:
 
 def to_markdown(report: Report, figures: Iterable[tuple[str, Path]] = ()) -> str:
     """The report; `figures` are captions and paths of PNG files, relative to the directory of the text."""
-    return _template("report.md.j2").render(report=report, figures=list(figures))
+    return template("report.md.j2").render(report=report, figures=list(figures))
 
 
 @cache
-def _template(name: str) -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A template of this directory."""
     import jinja2
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)

@@ -109,8 +109,8 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
     return PeerPlan(config, kind, decoder_config(config.model), requests, _check_lengths(requests, config))
 
 
-def plan_run(config: RunConfig) -> RunPlan:
-    """Check a configuration of kvlab's own engine as a whole.
+def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPlan:
+    """Check a configuration of kvlab's own engine as a whole, with the requests of its workload or with others.
 
     Raises a KvlabError for what cannot work: CapacityError for what does not fit in the pool or the machine,
     WorkloadError for a request that is too long, TokenizerError for text without a tokenizer, ConfigError,
@@ -126,7 +126,8 @@ def plan_run(config: RunConfig) -> RunPlan:
     if config.debug.profile and plan.is_real and (ranks := config.executor.tensor_parallel) > 1:
         text = f"times the parts of one process, and executor.tensor_parallel={ranks} has several; leave it out"
         raise ConfigError("debug.profile", True, text)
-    requests = requests_of(config)
+    if requests is None:
+        requests = requests_of(config)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
     _check_memory(plan, config.fleet.replicas)
     has_words = plan.kernels is not None and config.model.weights != "dummy"

@@ -16,6 +16,7 @@ from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
+from kvlab.lab.results.sureness import how_sure_it_is
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
@@ -27,6 +28,7 @@ from kvlab.lab.terminal import marked, print_note
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
+from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,9 @@ def _remarks(plan: RunPlan | PeerPlan, log: RunLog) -> list[str]:
     timing = plan.timing if isinstance(plan, RunPlan) else None
     if timing is not None and (remark := timing.remark(log.steps)):
         remarks.append(remark)
+    if isinstance(plan, RunPlan) and isinstance(timing, SiliconTiming):
+        sure = how_sure_it_is(plan.config, log.records, is_sparse=hasattr(plan.model, "experts"))
+        remarks += [] if sure is None else [sure]
     is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
     load = offered_load(log.records) if is_open and not log.interrupted else None
     if load is not None and (sentence := load.sentence()):

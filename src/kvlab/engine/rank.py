@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from kvlab.engine.executors.ranks import READY, Assignment, RankGroup
 from kvlab.engine.executors.torch import TorchExecution, build_decoder, build_storage
+from kvlab.engine.ranks import READY, Assignment, RankGroup
 from kvlab.kv.storage import KVStorage
 from kvlab.models.decoder import Model
 

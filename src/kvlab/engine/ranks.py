@@ -104,7 +104,7 @@ class RankProcesses:
         self._failure: EngineStoppedError | CapacityError | None = None
         self._others: list[_Other] = []
         for rank in range(1, self.group.size):
-            process, connection = start_module("kvlab.engine.executors.rank", str(os.getpid()))
+            process, connection = start_module("kvlab.engine.rank", str(os.getpid()))
             ending = weakref.finalize(self, end_module, process, connection, os.getpid())
             self._others.append(_Other(process, connection, ending))
             _limit_sending(connection, LIMIT_S)

@@ -1,0 +1,72 @@
+Feature: Advice
+  What to change, from traffic and today's settings: simulated, with what it gains, how sure that is, and what it costs.
+
+  Background:
+    Given a laboratory with a store of its own
+
+  @R30.1 @R30.3 @R30.5
+  Scenario: A prefix cache that is off
+    When I ask for advice on "workload.system_len=4000 workload.num_requests=60 kv.prefix_sharing=false"
+    Then it ends with status 0
+    And the first advice is "kv.prefix_sharing=true"
+    And each change has its gain on both parts, what it costs, and a command that tries it
+    And the plan is better on both parts than today's settings
+    And of what a prefix cache could find it says "0.0 % of 9"
+
+  @R30.2
+  Scenario: Nothing to change
+    When I ask for advice on "workload.num_requests=40 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200"
+    Then it ends with status 0
+    And it says "Change nothing: of"
+    And the first advice is "change nothing"
+
+  @R30.4
+  Scenario: The same command again
+    When I ask for advice on "workload.num_requests=60 scheduler.max_batch_size=2"
+    And I ask for the same advice again, and once more without what was kept
+    Then the three are the same, and the second simulated nothing
+
+  @R30.3
+  Scenario: A trace is cut in the middle of its time
+    Given a recorded trace of 80 requests over 40 seconds
+    When I ask for advice on the trace with "scheduler.max_batch_size=1"
+    Then it ends with status 0
+    And it was chosen on requests of the first 20 seconds, and reported on those behind
+
+  @R30.6
+  Scenario: Devices and their price
+    When I ask for advice on "workload.num_requests=60 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000"
+    Then it ends with status 0
+    And no plan takes more than 2 devices
+    And the price of a million tokens is that of its devices over its tokens
+
+  @R30.7
+  Scenario: A page, and runs
+    When I ask for advice on "workload.num_requests=60 scheduler.max_batch_size=2" and track it
+    Then it ends with status 0
+    And the page has the answer and asks for nothing from elsewhere
+    And the store holds the advice with a run for the plan and for each change
+
+  @R30.8
+  Scenario Outline: <arguments>
+    When I ask for advice on "<arguments>"
+    Then it ends with status 2
+    And it says "<message>"
+
+    Examples:
+      | arguments                                                        | message                                                                              |
+      | workload.num_requests=10                                         | has 10 requests, and fewer than 20 are too few to say anything                       |
+      | model=llama3_1_70b devices=1                                     | devices=1: are too few: llama3_1_70b needs                                           |
+      | devices=1 fleet.replicas=2                                       | devices=1: allows 1 device, and today's settings take 2 (fleet.replicas=2            |
+      | budget_per_hour=5                                                | budget_per_hour=5.0: needs the price of a device: price_per_hour=                    |
+      | budget_per_hour=1 price_per_hour=2                               | budget_per_hour=1.0: buys no device at price_per_hour=2                              |
+      | current=nowhere.yaml                                             | current=nowhere.yaml: nowhere.yaml cannot be read: No such file or directory         |
+      | repeats=3                                                        | repeats=3: has no place in advice, which makes its own runs                          |
+      | keep=kv.dtyp                                                     | keep=kv.dtyp: is none of the settings that advice changes                            |
+      | engine=openai engine.url=http://localhost                        | engine=openai: advice has kvlab's own engine                                         |
+
+  @R30.8
+  Scenario: Service levels that nothing keeps
+    When I ask for advice on "workload.num_requests=40 slo.ttft_ms=1 slo.tpot_ms=1"
+    Then it ends with status 0
+    And it names limits that the plan would keep

@@ -1,0 +1,178 @@
+"""kvlab advise: what to change, from traffic to a plan: what each change gains and costs, and how sure that is.
+
+kvlab advise workload=recorded workload.path=monday.jsonl model=llama3_1_8b hardware=l40s
+kvlab advise workload=mooncake workload.path=conversation.jsonl model=llama3_1_8b hardware=h100_sxm devices=8
+kvlab advise ... slo.ttft_ms=500 slo.tpot_ms=50 devices=8 price_per_hour=2.5
+kvlab advise ... current=today.yaml                           settings of kvlab run, as a file or a run's directory
+
+Settings of `kvlab run` say what is served today: those of the framework's server unless given; with devices= and
+without fleet.replicas= and executor.tensor_parallel= as many replicas as they hold. Service levels decide what is
+better; without them the mean time of a request, or output tokens per second where all come at once.
+
+Changes are chosen on one half of the traffic and reported on the other; of drawn workloads on another draw. Changes
+within the error are no difference. The same command goes on where it was stopped, and comes to the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlab.cli.settings import command, read_settings
+from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.advise.settings import AdviseSettings
+
+if TYPE_CHECKING:
+    from kvlab.config import RunConfig
+    from kvlab.lab.advise.advice import Advice
+    from kvlab.lab.terminal import Terminal
+
+_LAYOUT = ("fleet.replicas", "executor.tensor_parallel")
+_REFUSED = ("sweep", "resume", "repeat", "repeats", "optimize", "hydra.mode")
+
+
+def read_arguments(arguments: list[str]) -> tuple[AdviseSettings, list[str]]:
+    """Advice's own settings, and the words of the run that it is about. Raises ConfigError."""
+    settings, words = read_settings(AdviseSettings, arguments)
+    return settings, words_of(settings, words)
+
+
+def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
+    """The words of the run that advice is about. Raises ConfigError."""
+    if settings.current is not None:
+        given = {_key(word) for word in words}
+        words = [word for word in current_words(settings.current) if _key(word) not in given] + words
+    keys = {_key(word) for word in words}
+    for word in words:
+        if _key(word) in _REFUSED:
+            text = "has no place in advice, which makes its own runs"
+            raise ConfigError(_key(word), word.partition("=")[2], text)
+    _check_kept(settings.keep)
+    if "hardware" not in keys:
+        text = "advice is simulated: name a device, as hardware=h100_sxm (kvlab run --help lists them)"
+        raise ConfigError("hardware", None, text)
+    if "executor" not in keys:
+        words = ["executor=simulated", *words]
+    return words
+
+
+def _check_kept(keys: list[str]) -> None:
+    """Raise ConfigError for a setting that there is none of."""
+    from omegaconf import OmegaConf
+
+    from kvlab.config import RunConfig
+
+    known = OmegaConf.structured(RunConfig)
+    for key in keys:
+        group, _, name = key.partition(".")
+        if group not in known or not name or name.partition(".")[0] not in (known[group] or ()):
+            raise ConfigError("keep", key, "is none of the settings that advice changes; write keys as kv.dtype")
+
+
+def current_words(file: str) -> list[str]:
+    """The settings of a YAML file, or those that a run in a directory was given. Raises ConfigError."""
+    import yaml
+
+    path = Path(file)
+    if path.is_dir():
+        path = path / ".hydra" / "overrides.yaml"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        text = f"{path.name} cannot be read: {error.strerror}; name a file of settings, or the directory of a run"
+        raise ConfigError("current", file, text) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("current", file, f"is no YAML: {str(error).splitlines()[0]}") from error
+    from kvlab.lab.settings import flatten
+
+    if isinstance(found, dict):
+        return [f"{key}={_yaml_text(value)}" for key, value in flatten(found).items()]
+    if isinstance(found, list) and all(isinstance(word, str) and "=" in word for word in found):
+        return found
+    raise ConfigError("current", file, "has no settings; write them as scheduler.max_batched_tokens: 8192")
+
+
+def _yaml_text(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
+
+
+def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig, list[str], str]:
+    """Today's configuration, its words, and what was taken where nothing was said. Raises a KvlabError."""
+    from kvlab.cli.compose import compose_run
+    from kvlab.engine.build import plan_engine
+    from kvlab.peers.engines import is_peer
+
+    config = compose_run(words).config
+    if is_peer(config.engine.kind):
+        raise ConfigError("engine", config.engine.kind, "advice has kvlab's own engine; leave engine= out")
+    most = settings.most_devices
+    if most is None or {_key(word) for word in words} & set(_LAYOUT):
+        return config, words, ""
+    problem: CapacityError | None = None
+    for parallel in (number for number in (1, 2, 4, 8, 16) if number <= most):
+        layout = [f"fleet.replicas={most // parallel}", f"executor.tensor_parallel={parallel}"]
+        config = compose_run([*words, *layout]).config
+        try:
+            plan_engine(config)
+        except CapacityError as error:
+            problem = error
+            continue
+        replicas = config.fleet.replicas
+        behind = f" behind fleet.router={config.fleet.router}" if replicas > 1 else ""
+        text = f"no layout was given: {replicas} replica{'s' * (replicas != 1)} of {parallel} device(s){behind}"
+        return config, [*words, *layout], text
+    raise ConfigError("devices", most, f"are too few: {problem}")
+
+
+def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tuple[Advice, RunConfig, Path]:
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from kvlab.lab.advise.adviser import advise
+    from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
+    from kvlab.lab.files import check_directory
+
+    config, words, layout = compose_today(settings, words)
+    parts = (config_digest(config), settings.minutes, settings.most_devices)
+    name = f"{config.model.name}-{config.workload.name}-{digest_of(str(parts))[:8]}"
+    directory = Path(settings.output).expanduser() / name
+    check_directory("output", directory)
+    columns = (*Progress.get_default_columns()[:1], TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    # No thread may draw while processes are made, which would have its locks.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        bar = progress.add_task("reading the traffic", total=None, state="")
+
+        def told(stage: str, done: int, best: str) -> None:
+            state = f"{done} simulations" + (f"; best so far {best}" if best else "")
+            progress.update(bar, description=stage, state=state, refresh=True)
+
+        progress.refresh()
+        found = advise(config, words, settings, directory / "simulations.jsonl", told)
+    return (found.noted(layout) if layout else found), config, directory
+
+
+@command(__doc__, AdviseSettings, bare=False)
+def main(settings: AdviseSettings, words: list[str]) -> int:
+    words = words_of(settings, words)
+    from kvlab.lab.advise.page import write_page
+    from kvlab.lab.advise.text import show
+    from kvlab.lab.advise.tracked import track
+    from kvlab.lab.files import write_text
+    from kvlab.lab.terminal import Terminal
+
+    console = Terminal(stderr=settings.json)
+    advice, config, directory = _advice(settings, words, console)
+    text = json.dumps(advice.as_dict(), indent=2)
+    write_text(directory / "advice.json", text + "\n")
+    write_page(advice, directory / "advice.html")
+    if settings.json:
+        print(text)
+    else:
+        show(advice, console)
+        console.print(f"page: {directory / 'advice.html'}", soft_wrap=True)
+    track(advice, config, directory)
+    return 0

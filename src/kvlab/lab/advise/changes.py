@@ -1,0 +1,192 @@
+"""The changes that may help: of each kind a few values beside today's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from kvlab.config import RunConfig
+from kvlab.kv.pools import POOLS
+from kvlab.lab.advise.outcome import Settings, devices_of
+
+_MOST_TOKENS = 65_536
+_QUALITY = "quality: {} more perplexity (experiments/precision)"
+
+
+class Price(IntEnum):
+    """What a change costs, the least first."""
+
+    NOTHING = 0
+    HOST = 1  # memory of the host
+    QUALITY = 2
+    DEVICES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Other values of settings. Of one `kind` a plan has one change."""
+
+    kind: str
+    settings: Settings
+    price: Price = Price.NOTHING
+    cost: str = "nothing"
+
+    @property
+    def text(self) -> str:
+        """As settings of kvlab run."""
+        return " ".join(f"{key}={setting_text(value)}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficFacts:
+    """What decides which changes make sense, of the traffic and of the ledger's replay."""
+
+    shares: bool  # prompts begin alike
+    misses: bool  # a larger pool would find more
+    preempts: bool  # sequences gave up their memory
+    best_eviction: str | None  # the policy that finds most in a pool of today's size, if not today's
+    salts: int
+    pins: bool
+
+
+def setting_text(value: Any) -> str:
+    """A value as a user types it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:
+    """The changes to today's settings that are worth a simulation, on at most so many devices. Those that turn out
+    not to fit are left to the simulation to refuse.
+    """
+    found = [
+        *_layouts(config, devices),
+        *_steps(config),
+        *_pool(config, facts),
+        *_order(config, facts),
+        *_fleet(config, facts),
+    ]
+    return list({change.text: change for change in found}.values())
+
+
+def layouts_of(config: RunConfig, total: int) -> Iterator[Change]:
+    """Every way to have so many devices: replicas, and the devices of each."""
+    today = devices_of(config)
+    cost, price = f"{total - today} more of {total} devices", Price.DEVICES
+    if total <= today:
+        cost, price = "nothing" if total == today else f"saves {today - total} of {today} devices", Price.NOTHING
+    for parallel in (1, 2, 4, 8, 16):
+        replicas, rest = divmod(total, parallel)
+        if replicas and not rest:
+            settings = {"fleet.replicas": replicas, "executor.tensor_parallel": parallel}
+            if config.fleet.prefill >= replicas:
+                settings["fleet.prefill"] = 0
+            yield Change("devices", settings, price, cost)
+
+
+def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
+    today = devices_of(config)
+    layout = {"fleet.replicas": config.fleet.replicas, "executor.tensor_parallel": config.executor.tensor_parallel}
+    for total in dict.fromkeys((today, min(2 * today, devices), devices, today // 2)):
+        yield from (change for change in layouts_of(config, total) if change.settings != layout)
+
+
+def _steps(config: RunConfig) -> Iterator[Change]:
+    """Tokens and sequences of a step."""
+    scheduler = config.scheduler
+    tokens, batch = scheduler.max_batched_tokens, scheduler.max_batch_size
+    for value in (2 * tokens, 4 * tokens, tokens // 2, tokens // 4):
+        if batch <= value <= _MOST_TOKENS:
+            yield Change("tokens of a step", {"scheduler.max_batched_tokens": value})
+    for value in (2 * batch, 4 * batch, 8 * batch, batch // 2, batch // 4):
+        if value >= 1:
+            settings = {"scheduler.max_batch_size": value}
+            if value > tokens:
+                settings["scheduler.max_batched_tokens"] = value
+            yield Change("sequences of a step", settings)
+    longest = scheduler.long_prefill_threshold
+    for most in (None, tokens // 2, tokens // 8):
+        if most != longest and (most is None or most >= 64):
+            yield Change("tokens of one prompt in a step", {"scheduler.long_prefill_threshold": most})
+
+
+def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
+    kv, executor = config.kv, config.executor
+    paged = POOLS.get(kv.backend).is_paged()
+    if not paged:
+        yield Change("memory in blocks", {"kv.backend": "paged"})
+    if kv.num_blocks is not None or kv.memory is not None:
+        yield Change("size of the pool", {"kv.num_blocks": None, "kv.memory": None}, cost="all that weights leave")
+    elif executor.memory_utilization < 0.95:
+        share = {"executor.memory_utilization": 0.95}
+        yield Change("size of the pool", share, cost="less memory left for other programs")
+    if kv.dtype == "auto":
+        yield Change("type of K and V", {"kv.dtype": "fp8_e4m3"}, Price.QUALITY, _QUALITY.format("0.6 %"))
+        yield Change("type of K and V", {"kv.dtype": "int8"}, Price.QUALITY, _QUALITY.format("less than 0.1 %"))
+    if executor.weights in ("auto", "plain"):
+        yield Change("type of weights", {"executor.weights": "fp8"}, Price.QUALITY, "quality: not measured here")
+    if not kv.windows:
+        yield Change("windows", {"kv.windows": True})
+    if not paged or (not kv.prefix_sharing and not facts.shares):
+        return
+    if not kv.prefix_sharing:
+        yield Change("prefix cache", {"kv.prefix_sharing": True})
+    if not facts.shares:
+        return
+    for size in (16, 32, 64):
+        if size != kv.block_size:
+            blocks = {} if kv.num_blocks is None else {"kv.num_blocks": kv.num_blocks * kv.block_size // size}
+            yield Change("block size", {"kv.block_size": size} | blocks)
+    if facts.best_eviction is not None:
+        yield Change("eviction", {"kv.eviction": facts.best_eviction})
+    if facts.misses:
+        for room in ("64GiB", "256GiB"):
+            if kv.offload != room:
+                text = f"{room} of host memory for each replica"
+                yield Change("host memory", {"kv.offload": room}, Price.HOST, text)
+    if facts.pins and not kv.pinned_share:
+        yield Change("pins", {"kv.pinned_share": 0.3})
+    if facts.salts > 1 and kv.quota is None:
+        yield Change("quotas", {"kv.quota": round(min(0.5, 2 / facts.salts), 3)})
+
+
+def _order(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
+    scheduler = config.scheduler
+    if scheduler.policy == "static":
+        yield Change("batching", {"scheduler.policy": "continuous"})
+        return
+    for order in ("fcfs", "shortest_first", *(["longest_prefix"] if facts.shares else [])):
+        if order != scheduler.order:
+            yield Change("order", {"scheduler.order": order}, cost="fairness" if order != "fcfs" else "nothing")
+    if facts.preempts and not scheduler.reserves_output and scheduler.on_exhaustion != "fail":
+        yield Change("admission", {"scheduler.reserve_output": True})
+        if scheduler.preemption.mode != "swap":
+            swap = {"scheduler.preemption.mode": "swap", "kv.offload": "64GiB"}
+            yield Change("preemption", swap, Price.HOST, "64GiB of host memory for each replica")
+
+
+def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
+    fleet = config.fleet
+    if fleet.replicas < 2:
+        return
+    aware = ("precise", "sessions", "cache_aware", "dynamo") if facts.shares else ()
+    for router in (*aware, "least_requests", "vllm"):
+        if router != fleet.router:
+            yield Change("router", {"fleet.router": router})
+    if not config.kv.prefix_sharing or config.kv.offload is not None:
+        return
+    for prefill in sorted({fleet.replicas // 4, fleet.replicas // 2} - {0, fleet.prefill}):
+        yield Change("prefill apart", {"fleet.prefill": prefill}, cost="a network between replicas (fleet.link)")
+    if fleet.prefill:
+        yield Change("prefill apart", {"fleet.prefill": 0})
+
+
+def merged(changes: Mapping[str, Change]) -> dict[str, Any]:
+    """The settings of several changes."""
+    settings: dict[str, Any] = {}
+    for change in changes.values():
+        settings |= change.settings
+    return settings

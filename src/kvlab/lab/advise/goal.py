@@ -1,0 +1,174 @@
+"""What is better: service levels, latency or throughput; what a change gains, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.config import RunConfig
+from kvlab.lab.advise.outcome import Outcome
+
+HOLDS = 0.99  # share of requests within the limits
+_BLOCKS, _DRAWS, _INTERVAL = 20, 400, (5, 95)  # of the bootstrap over blocks of consecutive requests
+_LEAST = 0.01  # a gain below is no difference, however sure
+
+
+@dataclass(frozen=True, slots=True)
+class PairErrors:
+    """How far simulated ratios of mean latencies were from measured ones: half of the pairs of deployments were
+    within `half`, nine of ten within `most`; `direction` had the right one slower.
+    """
+
+    pairs: int
+    half: float
+    most: float
+    direction: float
+
+
+#: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
+#: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
+PAIRS = {
+    "vllm": PairErrors(470, 0.042, 0.110, 0.970),
+    "trtllm": PairErrors(793, 0.050, 0.192, 0.979),
+    "sglang": PairErrors(94, 0.043, 0.888, 0.926),
+}
+_UNKNOWN = PairErrors(0, 0.050, 0.888, 0.0)  # of a framework without any: the widest of those
+
+
+class Kind(StrEnum):
+    """Which figure is to become better."""
+
+    LEVELS = "requests within the limits"
+    LATENCY = "mean time of a request"
+    THROUGHPUT = "output tokens per second"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a change gains: percentage points of requests within the limits, percent less time, or percent more
+    tokens per second; with the interval in which nine of ten such gains are thought to lie.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """better, worse or no difference."""
+        if self.low <= 0 <= self.high or abs(self.value) < 100 * _LEAST:
+            return "no difference"
+        return "better" if self.value > 0 else "worse"
+
+    def joined(self, other: Gain) -> Gain:
+        """Seen twice, on two parts of the traffic: an interval that has both."""
+        return Gain(self.value, min(self.low, other.low), max(self.high, other.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The figure of a run, and how gains in it are told from errors."""
+
+    kind: Kind
+    limits: dict[str, float]  # ms, by ttft and tpot
+    errors: PairErrors
+
+    @classmethod
+    def of(cls, config: RunConfig, *, at_once: bool) -> Goal:
+        """The goal of a configuration. `at_once`: its requests wait for nothing, so that throughput counts."""
+        limits, errors = config.slo.limits, PAIRS.get(config.framework.tables, _UNKNOWN)
+        kind = Kind.LEVELS if limits else Kind.THROUGHPUT if at_once else Kind.LATENCY
+        return cls(kind, limits, errors)
+
+    @property
+    def unit(self) -> str:
+        """Of a gain, in words."""
+        return {
+            Kind.LEVELS: "points of requests within the limits",
+            Kind.LATENCY: "% of the mean time of a request",
+            Kind.THROUGHPUT: "% more output tokens per second",
+        }[self.kind]
+
+    def share_within(self, outcome: Outcome, slower: float = 1.0) -> float:
+        """Share of requests within the limits, if all took `slower` times as long."""
+        within = self._within(outcome, slower)
+        return float(within.mean()) if len(within) else 0.0
+
+    def holds(self, outcome: Outcome) -> bool:
+        """Whether the limits are kept."""
+        return self.kind is Kind.LEVELS and not outcome.error and self.share_within(outcome) >= HOLDS
+
+    def score(self, outcome: Outcome) -> float:
+        """More is better. Of two that keep as many limits the faster one is better."""
+        if outcome.error:
+            return -np.inf
+        if self.kind is Kind.THROUGHPUT:
+            return outcome.tokens_per_s
+        if self.kind is Kind.LATENCY:
+            return -outcome.mean_s
+        return self.share_within(outcome) - 1e-6 * outcome.mean_s
+
+    def figure(self, outcome: Outcome) -> str:
+        """The figure, in words."""
+        if self.kind is Kind.LEVELS:
+            return f"{100 * self.share_within(outcome):.1f} % within"
+        if self.kind is Kind.LATENCY:
+            return f"{outcome.mean_s:,.3g} s a request"
+        return f"{outcome.tokens_per_s:,.0f} tokens/s"
+
+    def gain(self, before: Outcome, after: Outcome) -> Gain:
+        """What `after` gains. The interval has the variation over the traffic, by a bootstrap over blocks of
+        consecutive requests of both, and what simulated ratios were off in half of the measured pairs.
+        """
+        if self.kind is Kind.LEVELS:
+            return self._levels(before, after)
+        if self.kind is Kind.THROUGHPUT:
+            ratio = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else np.inf
+            error = self.errors.half
+            return Gain(*(100 * (ratio * factor - 1) for factor in (1, np.exp(-error), np.exp(error))))
+        known = ~(np.isnan(before.e2el_ms) | np.isnan(after.e2el_ms))
+        pair = np.stack([before.e2el_ms[known], after.e2el_ms[known]])
+        drawn = np.log([sums[1] / sums[0] for sums in _resampled(pair)])
+        ratio = float(np.log(pair[1].sum() / pair[0].sum())) if known.any() else 0.0
+        low, high = np.percentile(drawn, _INTERVAL) if len(drawn) else (ratio, ratio)
+        error = self.errors.half
+        spread = np.hypot(ratio - low, error), np.hypot(high - ratio, error)
+        return Gain(*(100 * (1 - np.exp(at)) for at in (ratio, ratio + spread[1], ratio - spread[0])))
+
+    def _levels(self, before: Outcome, after: Outcome) -> Gain:
+        def points(slower: float) -> float:
+            return 100 * (self.share_within(after, slower) - self.share_within(before, slower))
+
+        value = points(1.0)
+        pair = np.stack([self._within(before), self._within(after)]).astype(float)
+        drawn = [100 * (sums[1] - sums[0]) / sums[2] for sums in _resampled(pair)]
+        low, high = np.percentile(drawn, _INTERVAL) if drawn else (value, value)
+        moved = [points(np.exp(error)) for error in (-self.errors.half, self.errors.half)]
+        below, above = max(0.0, value - min(moved)), max(0.0, max(moved) - value)
+        return Gain(
+            value, value - float(np.hypot(value - low, below)), value + float(np.hypot(high - value, above))
+        )
+
+    def _within(self, outcome: Outcome, slower: float = 1.0) -> NDArray[np.bool_]:
+        within = ~np.isnan(outcome.e2el_ms)
+        for name, most in self.limits.items():
+            values: NDArray[np.float64] = getattr(outcome, f"{name}_ms")
+            missing = np.isnan(values) if name == "tpot" else np.zeros(len(values), dtype=bool)  # of one token
+            with np.errstate(invalid="ignore"):
+                within &= missing | (values * slower <= most)
+        return within
+
+
+def _resampled(pair: NDArray[np.float64]) -> list[tuple[float, float, int]]:
+    """Sums of both rows, and how many columns they have, over blocks of columns that are drawn with replacement."""
+    count = pair.shape[1]
+    if not count:
+        return []
+    edges = np.linspace(0, count, min(_BLOCKS, count) + 1).astype(int)
+    sums = np.add.reduceat(pair, edges[:-1], axis=1)
+    sizes = np.diff(edges)
+    drawn = np.random.default_rng(0).integers(0, len(sizes), (_DRAWS, len(sizes)))
+    return [(*sums[:, row].sum(axis=1), int(sizes[row].sum())) for row in drawn]

@@ -1,0 +1,165 @@
+"""What the traffic is, and how far today's settings are from what cannot be beaten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kvlab.config import RunConfig
+from kvlab.core import Request
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pools import POOLS
+from kvlab.lab.advise.changes import TrafficFacts
+from kvlab.lab.advise.outcome import Outcome
+from kvlab.lab.prefix_replay.parallel import Task, replay_all
+from kvlab.lab.prefix_replay.replay import BELADY
+from kvlab.lab.prefix_replay.reuse import reuse_distances
+from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
+from kvlab.workloads.describe import unknown_prompts
+from kvlab.workloads.prefixes import prefix_tree
+from kvlab.workloads.prompts import grown_lengths
+
+_FINE = 16  # tokens of a block, vLLM's default
+_NOTABLE = 0.01  # of prompt tokens: a difference of hit rates that is worth a simulation
+_POLICIES_TRIED = 400_000  # blocks of visits up to which every policy is replayed; beyond lru and belady alone
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSummary:
+    """All of the traffic. Rates are per second, lengths in tokens."""
+
+    requests: int
+    conversations: int
+    seconds: float
+    per_s: float | None  # None: all at once
+    burstiness: float | None  # deviation of the gaps between arrivals over their mean; 1: Poisson
+    prompt: tuple[float, float]  # p50, p99
+    output: tuple[float, float]
+    unknown: str | None  # why it is not known what prompts have in common
+
+    def sentence(self) -> str:
+        """In words."""
+        rate = "all at once" if self.per_s is None else f"{self.per_s:.3g} a second over {self.seconds:,.0f} s"
+        text = f"{self.requests:,} requests, {rate}"
+        if self.burstiness is not None:
+            text += f" (gaps vary {self.burstiness:.2f} times their mean)"
+        if self.conversations < self.requests:
+            text += f", in {self.conversations:,} conversations"
+        prompt, output = (f"{half:,.0f} ({most:,.0f})" for half, most in (self.prompt, self.output))
+        return f"{text}; prompts of {prompt} tokens, outputs of {output}: p50 (p99)"
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Shares of prompt tokens that a prefix cache finds: now; and, of requests one after the other in one pool of
+    the size of all replicas' together, with today's eviction, the best policy, the optimum, and without a limit.
+    `blocks_for` gives the blocks at which the least recently used finds half, nine tenths and all but a hundredth
+    of that. `alone_s`: the mean time of a request that has the devices to itself.
+    """
+
+    now: float
+    blocks: int
+    rates: Mapping[str, float]  # by policy, with belady
+    ceiling: float
+    blocks_for: Mapping[str, int]
+    mean_s: float
+    alone_s: float
+    causes: Mapping[str, float]  # shares of the time of all requests; empty: of a fleet
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return asdict(self)
+
+
+def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
+    """What the traffic is."""
+    arrivals = np.array([request.arrival_s for request in requests if request.follows is None])
+    lengths = grown_lengths(list(requests))
+    outputs = [request.sampling.max_tokens for request in requests]
+    prompts = [lengths[request.request_id] - request.sampling.max_tokens for request in requests]
+    seconds, gaps = float(arrivals[-1] - arrivals[0]), np.diff(arrivals)
+    spread = float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None
+
+    def spread_of(values: list[int]) -> tuple[float, float]:
+        half, most = np.percentile(values, [50, 99]).tolist()
+        return half, most
+
+    return TrafficSummary(
+        len(requests),
+        len(arrivals),
+        seconds,
+        (len(arrivals) - 1) / seconds if seconds else None,
+        spread,
+        spread_of(prompts),
+        spread_of(outputs),
+        unknown_prompts(config.workload),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the ledger alone says of requests: hit rates by policy in one pool, blocks by share of the ceiling."""
+
+    blocks: int
+    rates: Mapping[str, float]
+    ceiling: float  # with blocks of 16 tokens, where those find more
+    blocks_for: Mapping[str, int]
+
+    def facts(self, config: RunConfig, requests: Sequence[Request], today: Outcome) -> TrafficFacts:
+        """What decides which changes make sense."""
+        policies = {name: rate for name, rate in self.rates.items() if name != BELADY}
+        best = max(policies, key=lambda name: policies[name], default=None)
+        own = policies.get(config.kv.eviction)
+        is_better = best is not None and own is not None and policies[best] > own + _NOTABLE
+        return TrafficFacts(
+            shares=self.ceiling > _NOTABLE,
+            misses=self.ceiling > today.metrics.get("kv/prefix_hit_rate", 0.0) + _NOTABLE,
+            preempts=today.metrics.get("requests/preemptions", 0.0) > 0,
+            best_eviction=best if is_better else None,
+            salts=len({request.salt for request in requests if request.salt is not None}),
+            pins=any(request.pin_tokens for request in requests),
+        )
+
+
+def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores: int) -> Ledger:
+    """Replay requests through the ledger with `blocks` of today's size, under every eviction policy and the
+    optimum. One pass over reuse distances gives what any size finds with the least recently used.
+    """
+    pool = POOLS.get(config.kv.backend)
+    if not pool.is_paged() or unknown_prompts(config.workload) is not None:
+        return Ledger(blocks, {}, 0.0, {})
+    traffic = read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len))
+    found_at_most = traffic.hit_rate(traffic.found_at_most)
+    ceiling = max(found_at_most, prefix_tree(requests, _FINE).most_hit_rate)
+    if not traffic.found_at_most:
+        return Ledger(blocks, {}, ceiling, {})
+    size = max(blocks, traffic.longest)
+    if size >= traffic.contents + 1:  # never full
+        rates = dict.fromkeys((*EVICTION_POLICIES.names(), BELADY), ceiling)
+    else:
+        few = sum(visit.blocks for visit in traffic.visits) > _POLICIES_TRIED
+        names = [config.kv.eviction] if few else EVICTION_POLICIES.names()
+        tasks = [Task(name, size) for name in (*names, BELADY)]
+        found = {task.policy: blocks for task, blocks in replay_all(traffic, tasks, 1, cores=cores)}
+        rates = {name: traffic.hit_rate(found[name]) for name in (*names, BELADY)}
+    return Ledger(size, rates, ceiling, _blocks_for(traffic))
+
+
+def _blocks_for(traffic: Traffic) -> dict[str, int]:
+    needed = reuse_distances(traffic)
+    needed = np.sort(needed[needed >= 0] + 1)
+    if not len(needed):
+        return {}
+    shares = {"50 %": 0.5, "90 %": 0.9, "99 %": 0.99}
+    return {name: int(needed[min(int(share * len(needed)), len(needed) - 1)]) for name, share in shares.items()}
+
+
+def headroom(ledger: Ledger, today: Outcome, alone: Outcome, causes: Mapping[str, float]) -> Headroom:
+    """What there is to gain at most."""
+    now = today.metrics.get("kv/prefix_hit_rate", 0.0)
+    return Headroom(
+        now, ledger.blocks, ledger.rates, ledger.ceiling, ledger.blocks_for, today.mean_s, alone.mean_s, causes
+    )

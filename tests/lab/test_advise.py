@@ -1,0 +1,172 @@
+"""Advice: how gains are told from errors, how traffic is cut, what is ranked first."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlab.config import WorkloadConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.errors import WorkloadError
+from kvlab.lab.advise.changes import Change, Price
+from kvlab.lab.advise.goal import PAIRS, Gain, Goal, Kind
+from kvlab.lab.advise.outcome import Outcome
+from kvlab.lab.advise.search import Tried, ranked
+from kvlab.lab.advise.segments import alone, halves
+
+RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"
+TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arrival="trace")
+
+
+def outcome(e2el_ms: Sequence[float], **metrics: float) -> Outcome:
+    values = np.array(e2el_ms, dtype=float)
+    return Outcome({}, values / 10, values / 100, values, metrics, 1)
+
+
+def goal(kind: Kind, **limits: float) -> Goal:
+    return Goal(kind, limits, PAIRS["vllm"])
+
+
+def requests(count: int, per_s: float = 1.0, turns: int = 1) -> list[Request]:
+    sampling = SamplingParams(10)
+    first = [Request(f"r{number}", (1, 2), sampling, number / per_s) for number in range(count)]
+    later = [
+        Request(
+            f"r{number}.{turn}", (3,), sampling, 0.5, follows=f"r{number}" if turn == 1 else f"r{number}.{turn - 1}"
+        )
+        for number in range(count)
+        for turn in range(1, turns)
+    ]
+    return first + later
+
+
+class TestErrorsOfPairs:
+    """The published errors of predicted ratios are those of the experiment's rows."""
+
+    @pytest.mark.parametrize("framework", PAIRS)
+    def test_are_computed_from_measured_deployments(self, framework: str) -> None:
+        named = {"vllm": "vLLM", "trtllm": "TensorRT", "sglang": "SGLang"}[framework]
+        groups: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        with RESULTS.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if named in row["campaign"]:
+                    outputs = int(row["output"]) - 1
+                    pair = [float(row[f"{by}_ttft_ms"]) + outputs * float(row[f"{by}_tpot_ms"]) for by in BY]
+                    key = (row["campaign"], row["prompt"], row["output"])
+                    groups.setdefault(key, []).append((pair[0], pair[1]))
+        pairs = [pair for rows in groups.values() for pair in itertools.combinations(rows, 2)]
+        ratios = [[math.log(first[by] / second[by]) for by in (0, 1)] for first, second in pairs]
+        errors = [abs(measured - simulated) for measured, simulated in ratios]
+        right = [(measured > 0) == (simulated > 0) for measured, simulated in ratios]
+        found = PAIRS[framework]
+        assert found.pairs == len(pairs)
+        assert found.half == pytest.approx(np.percentile(errors, 50), abs=6e-4)
+        assert found.most == pytest.approx(np.percentile(errors, 90), abs=6e-4)
+        assert found.direction == pytest.approx(np.mean(right), abs=6e-4)
+
+
+BY = ("measured", "simulated")
+
+
+class TestGain:
+    def test_of_half_the_time_is_50_percent_with_the_error_of_ratios(self) -> None:
+        gain = goal(Kind.LATENCY).gain(outcome([100.0] * 40), outcome([50.0] * 40))
+        half = PAIRS["vllm"].half
+        assert gain.value == pytest.approx(50)
+        assert gain.low == pytest.approx(100 * (1 - 0.5 * math.exp(half)))
+        assert gain.high == pytest.approx(100 * (1 - 0.5 * math.exp(-half)))
+        assert gain.verdict == "better"
+
+    def test_within_the_error_of_ratios_is_no_difference(self) -> None:
+        before = outcome([100.0] * 40)
+        assert goal(Kind.LATENCY).gain(before, outcome([97.0] * 40)).verdict == "no difference"
+        assert goal(Kind.LATENCY).gain(before, outcome([110.0] * 40)).verdict == "worse"
+
+    def test_of_a_few_requests_in_one_place_is_uncertain(self) -> None:
+        even = goal(Kind.LATENCY).gain(outcome([100.0] * 40), outcome([90.0] * 40))
+        few = goal(Kind.LATENCY).gain(outcome([100.0] * 40), outcome([20.0] * 5 + [100.0] * 35))
+        assert even.value == pytest.approx(few.value)
+        assert few.high - few.low > 2 * (even.high - even.low)
+
+    def test_in_service_levels_is_in_points_and_knows_how_near_the_limit_is(self) -> None:
+        levels = goal(Kind.LEVELS, ttft=10.0)
+        before = outcome([200.0] * 20 + [50.0] * 20)
+        clear, narrow = (levels.gain(before, outcome([value] * 40)) for value in (50.0, 99.0))
+        assert clear.value == narrow.value == 50
+        assert clear.low > narrow.low  # 4 % more would put all of the second over the limit
+        assert clear.verdict == "better"
+        assert levels.holds(outcome([99.0] * 99 + [101.0]))
+        assert not levels.holds(outcome([99.0] * 98 + [101.0] * 2))
+
+    def test_a_request_that_did_not_end_keeps_no_limit(self) -> None:
+        assert goal(Kind.LEVELS, tpot=10.0).share_within(outcome([100.0, math.nan])) == 0.5
+
+    def test_seen_twice_has_both_intervals(self) -> None:
+        assert Gain(10, 5, 15).joined(Gain(3, -1, 6)) == Gain(10, -1, 15)
+
+
+class TestHalves:
+    def test_are_before_and_behind_the_middle_of_the_time(self) -> None:
+        first, second = halves(TRACE, requests(40, per_s=2.0), None, 100)
+        assert [each.request_id for each in first.requests] == [f"r{number}" for number in range(20)]
+        assert first.seconds == (0.0, 9.5)
+        assert second.requests[0].arrival_s == 0.0
+        assert len(second.requests) == 20
+
+    def test_keep_conversations_whole(self) -> None:
+        for segment in halves(TRACE, requests(30, turns=3), None, 30):
+            known = set[str]()
+            for request in segment.requests:
+                assert request.follows is None or request.follows in known
+                known.add(request.request_id)
+            assert len(known) % 3 == 0
+
+    def test_of_long_traces_are_busy_windows_whose_first_requests_do_not_count(self) -> None:
+        sampling = SamplingParams(10)
+        busy = [Request(f"b{n}", (1,) * (100 if 300 <= n < 400 else 2), sampling, float(n)) for n in range(1000)]
+        first, _ = halves(TRACE, busy, None, 50)
+        assert len(first.requests) == 50
+        start, end = first.seconds or (0, 0)
+        assert 250 <= start < end <= 450
+        assert len(first.counted) == 50 - int(0.15 * 50)
+        assert first.requests[0].request_id not in first.counted
+
+    def test_of_drawn_requests_are_two_draws(self) -> None:
+        drawn = WorkloadConfig(name="drawn")
+        again = requests(30, per_s=3.0)
+        _, second = halves(drawn, requests(30), again, 100)
+        assert second.requests == again
+
+    def test_of_a_trace_in_one_place_are_refused(self) -> None:
+        late = [*requests(30, per_s=1000.0), Request("last", (1,), SamplingParams(1), 1000.0)]
+        with pytest.raises(WorkloadError, match="too few requests in one half of its 1e"):
+            halves(TRACE, late, None, 100)
+
+    def test_alone_each_conversation_has_the_devices_to_itself(self) -> None:
+        segment, _ = halves(TRACE, requests(60, turns=2), None, 1000)
+        found = alone(segment, 10)
+        starts = [each.arrival_s for each in found.requests if each.follows is None]
+        assert np.diff(starts).min() >= 86_400
+        assert sum(each.follows is not None for each in found.requests) == len(starts)
+
+
+def test_of_gains_that_are_nearly_the_same_the_cheapest_is_first() -> None:
+    def tried(name: str, gain: float, price: Price) -> Tried:
+        return Tried(Change(name, {name: 1}, price), outcome([]), Gain(gain, gain, gain))
+
+    found = ranked(
+        [
+            tried("devices", 50, Price.DEVICES),
+            tried("budget", 46, Price.NOTHING),
+            tried("router", 30, Price.NOTHING),
+            tried("worse", -5, Price.NOTHING),
+            Tried(Change("cannot", {}), outcome([]), None, "does not fit"),
+        ]
+    )
+    assert [single.change.kind for single in found] == ["budget", "devices", "router", "worse", "cannot"]
