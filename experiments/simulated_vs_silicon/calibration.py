@@ -53,7 +53,7 @@ def write(results: Iterable[Result]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow((*Case._fields, "part", *FIGURES))
         for row in results:
-            if row.held_out:
+            if row.held_out and not row.was_cached:
                 case = (row.framework, row.device, known[row.model], int(row.is_sparse), row.devices)
                 errors = (f"{1 / (1 + row.error(figure)) - 1:.3f}" for figure in FIGURES)
                 part = (crc32(row.id.encode()) >> 1) % 2

@@ -43,6 +43,14 @@ class Result:
         """Whether nothing was fitted on it."""
         return crc32(self.id.encode()) % 2 == 1
 
+    @property
+    def was_cached(self) -> bool:
+        """Whether more prompts were served than could have been computed one by one in the time: they were in the
+        prefix cache, and all of them are computed here.
+        """
+        whole_ms = self.measured_ttft_ms + self.output * self.measured_tpot_ms
+        return self.concurrency * self.formula_ttft_ms > 1.1 * whole_ms
+
     def error(self, figure: str, by: str = "simulated") -> float:
         """Relative error of tpot or ttft."""
         measured: float = getattr(self, f"measured_{figure}_ms")

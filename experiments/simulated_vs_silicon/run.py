@@ -29,7 +29,7 @@ from experiments.simulated_vs_silicon.campaigns import CAMPAIGNS, Campaign, camp
 from experiments.simulated_vs_silicon.picture import draw
 from experiments.simulated_vs_silicon.results import Result
 from experiments.simulated_vs_silicon.sample import Row, rows
-from experiments.simulated_vs_silicon.tables import coefficients, table
+from experiments.simulated_vs_silicon.tables import by, coefficients, left_out, table
 from kvlab.engine.build import build_engine
 from kvlab.engine.front_end import behind_front_end
 from kvlab.errors import CapacityError, ConfigError
@@ -160,8 +160,14 @@ def main() -> None:
         saved.write(saved.read())
         print("\n".join(f"{count} rows: {why}" for why, count in lacking.most_common()))
         print(f"{len(jobs)} rows tried in {time.monotonic() - begin:.0f} s\n")
-    print("\n".join(table([result for result in saved.read() if result.held_out])))
-    draw(saved.read()).savefig(HERE / "errors.png")
+    came = saved.read()
+    dense = [result for result in came if not result.is_sparse]
+    held_out = [result for result in dense if result.held_out]
+    parts = [table(held_out), *(by(held_out, name) for name in ("framework", "device", "model", "weights"))]
+    parts += [left_out(dense, name) for name in ("device", "model")]
+    parts.append(by([result for result in came if result.is_sparse and result.held_out], "model"))
+    print("\n\n".join("\n".join(part) for part in parts))
+    draw(dense).savefig(HERE / "errors.png")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ _CLASSES: tuple[Callable[[Case, Case], bool], ...] = (
     lambda case, other: case.is_sparse == other.is_sparse,
 )
 #: By how much an interval of a class and figure is widened about its median.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.2, 2.1), "ttft": (1.2, 2.4, 2.0)}
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.0, 2.0), "ttft": (1.1, 2.4, 2.2)}
 
 
 @cache
