@@ -11,15 +11,16 @@ Feature: Formats of K and V
       And all 3 requests were completed
       And the message says "<said>"
       And a token's K and V take <bytes> bytes in the pool
+      And <keys> of them are its K's with "<settings>"
       And they equal those of summary.json
 
       Examples:
-        | settings                               | said              | bytes |
-        | kv.dtype=int8                          | in int8;          | 288   |
-        | kv.dtype=fp8_e4m3                      | in fp8_e4m3;      | 288   |
-        | kv.dtype=fp8_e5m2                      | in fp8_e5m2;      | 288   |
-        | kv.dtype=int4                          | in int4;          | 144   |
-        | kv.key_dtype=int8 kv.value_dtype=int4  | in int8 and int4; | 216   |
+        | settings                               | said              | bytes | keys |
+        | kv.dtype=int8                          | in int8;          | 288   | 144  |
+        | kv.dtype=fp8_e4m3                      | in fp8_e4m3;      | 288   | 144  |
+        | kv.dtype=fp8_e5m2                      | in fp8_e5m2;      | 288   | 144  |
+        | kv.dtype=int4                          | in int4;          | 144   | 72   |
+        | kv.key_dtype=int8 kv.value_dtype=int4  | in int8 and int4; | 216   | 144  |
 
     @R22.1
     Scenario: Fewer bits cost more

@@ -6,8 +6,9 @@ from pytest_bdd import parsers, then
 
 from features.steps.run_steps import SETTINGS
 from kvlab.cli.compose import compose_run
-from kvlab.engine.build import plan_engine
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
+from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.planning.memory import matrices
 from tests.support.commands import Command
 from tests.support.loaded import loaded_bytes
@@ -17,6 +18,16 @@ from tests.support.loaded import loaded_bytes
 def bytes_of_a_token(commands: list[Command], count: int) -> None:
     metrics = commands[-1].summary["metrics"]
     assert metrics["capacity/kv_bytes"] == metrics["capacity/token_slots"] * count
+
+
+@then(parsers.parse('{count:d} of them are its K\'s with "{settings}"'))
+def bytes_of_its_keys(count: int, settings: str) -> None:
+    pool = build_engine(plan_engine(compose_run([*SETTINGS, *settings.split()]).config)).pool
+    assert isinstance(pool, PagedKVCachePool)
+    storage = pool.storage
+    assert storage is not None
+    scales = 0 if storage.key_scales is None else storage.key_scales.nbytes
+    assert storage.keys.nbytes + scales == count * storage.keys.shape[1] * storage.block_size
 
 
 @then(parsers.parse('each has more "{metric}" than the one before'))
