@@ -31,6 +31,23 @@ Feature: Planning a fleet
       | workload.arrival=uniform workload.rate=800              | 2      | find=replicas: needs a limit; set slo.ttft_ms, slo.tpot_ms or both     |
       | slo.ttft_ms=1 engine=openai engine.url=http://localhost | 2      | find=replicas: takes replicas of kvlab's own engine                    |
 
+  @R28.13
+  Scenario: The split of prefill and decode that serves most requests in time
+    When I tune in the laboratory "find=split executor=simulated hardware=l4 fleet.replicas=3 slo.tpot_ms=1 workload.arrival=uniform workload.rate=1600"
+    Then it ends with status 0
+    And it says "no split"
+    And it says "1 : 2"
+    And it says "2 : 1"
+    And it says "best: "
+    And it says "of 3 runs"
+    And it leaves the files "split.csv split.png"
+
+  @R28.13
+  Scenario: One replica cannot be split
+    When I tune in the laboratory "find=split executor=simulated hardware=l4 slo.ttft_ms=1"
+    Then it ends with status 2
+    And it says "fleet.replicas=1: leaves nothing to split; find=split needs at least 2"
+
   @R28.12
   Scenario: A sweep over routers
     When I sweep in the laboratory "sweep=routers fleet.router=round_robin,precise executor=simulated hardware=l4 workload.num_requests=60 kv.num_blocks=700 workload.rate=2000"

@@ -1,4 +1,4 @@
-"""kvlab tune: search the settings that are best within a memory, the largest rate or the fewest replicas that do.
+"""kvlab tune: search the settings that are best within a memory, the largest rate, the fewest replicas, the split.
 
 kvlab tune optimize=throughput/output_tokens_per_s memory=2GiB
 kvlab tune optimize=latency/e2el_ms_p99 memory=1GiB trials=40 model=qwen3_0_6b workload=mixed32
@@ -6,6 +6,7 @@ kvlab tune optimize=throughput/output_tokens_per_s memory=512MiB kv.block_size=1
 kvlab tune slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                             the most goodput
 kvlab tune find=rate slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                   the largest workload.rate
 kvlab tune find=replicas slo.ttft_ms=500 executor=simulated hardware=h100_sxm          the least fleet.replicas
+kvlab tune find=split slo.ttft_ms=500 fleet.replicas=8 executor=simulated ...          the best fleet.prefill
 
 Any setting of `kvlab run` may follow. The same command goes on where it was stopped.
 """
@@ -46,8 +47,9 @@ def main(settings: TuneSettings, overrides: list[str]) -> int:
     if settings.find is not None:
         from kvlab.lab.campaigns.tune.rate_search import RateSearch
         from kvlab.lab.campaigns.tune.replica_search import ReplicaSearch
+        from kvlab.lab.campaigns.tune.split_search import SplitSearch
 
-        kinds = {search.find: search for search in (RateSearch, ReplicaSearch)}
+        kinds = {search.find: search for search in (RateSearch, ReplicaSearch, SplitSearch)}
         return kinds[settings.find](settings, overrides, compose_run, Terminal()).run()
     from kvlab.lab.campaigns.tune.search import Search
 

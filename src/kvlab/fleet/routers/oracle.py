@@ -12,7 +12,7 @@ from kvlab.fleet.routers import ROUTERS
 class Oracle(Router):
     """The lowest number of tokens to compute before this request could end: those of the requests there, outputs
     that no server knows included, and of its own prompt those that are not cached. A yardstick for the others, not
-    a bound: it does not know what comes next.
+    a bound: it does not know what comes next, and counts a token of output like one of a prompt.
     """
 
     prefixes = "exact"

@@ -79,7 +79,7 @@ class LimitSearch(ABC):
     def run(self) -> int:
         """Search, report, draw. Returns the exit code."""
         limits = " and ".join(f"{name} {most:g} ms" for name, most in self.base.config.slo.limits.items())
-        print(f"{self.asked} {self.range.key} that keeps {self.wanted:g} % of requests within {limits}")
+        print(self.question(limits))
         print(self.span(), flush=True)
         params = {"tune.find": self.find, "tune.attainment": self.wanted, "tune.study": self.name}
         self.runs.open_parent(self.base.config, self.digest, self.name, params)
@@ -89,6 +89,10 @@ class LimitSearch(ABC):
             print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
         return 0 if self.answers(found) and not self.runs.unwritten else 1
+
+    def question(self, limits: str) -> str:
+        """What is asked, in words."""
+        return f"{self.asked} {self.range.key} that keeps {self.wanted:g} % of requests within {limits}"
 
     def span(self) -> str:
         """Between which values it searches."""

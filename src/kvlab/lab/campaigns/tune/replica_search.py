@@ -18,14 +18,15 @@ class ReplicaSearch(LimitSearch):
     """Finds the least number of replicas that keeps `attainment` percent of the requests within their limits."""
 
     find, files, asked = "replicas", "replicas", "the least"
+    column = "replicas"  # of the table, what was tried
 
     def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
         if not config.slo.limits:
             text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
-            raise ConfigError("find", "replicas", text)
+            raise ConfigError("find", self.find, text)
         if config.engine.kind != "kvlab":
             text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
-            raise ConfigError("find", "replicas", text)
+            raise ConfigError("find", self.find, text)
         most = config.fleet.replicas
         return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
 
@@ -45,15 +46,23 @@ class ReplicaSearch(LimitSearch):
         below = [f"below it: {self.point(found.fails)}: {self.shares(found.fails)}"] if found.fails else []
         return [f"{held}; found in {count(len(self.ended), 'run')}", *below, self.command(found.holds)]
 
+    def named(self, value: float) -> str:
+        """What was tried, in the table."""
+        return f"{value:g}"
+
+    def replicas(self, value: float) -> int:
+        """How many serve then."""
+        return int(value)
+
     def _print_table(self) -> None:
-        """A row for each number that was tried."""
-        table = new_table("replicas", "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
+        """A row for each value that was tried."""
+        table = new_table(self.column, "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
         for value, ended in sorted(self.ended.items()):
-            devices, metrics = int(value) * self.base.config.executor.devices, ended.metrics
-            goodput = metrics[GOODPUT]
+            devices = self.replicas(value) * self.base.config.executor.devices
+            metrics, goodput = ended.metrics, ended.metrics[GOODPUT]
             times = (metrics.get(f"latency/{name}_ms_p99") for name in ("ttft", "tpot"))
             table.add_row(
-                f"{value:g}",
+                self.named(value),
                 f"{devices:,}",
                 f"{metrics[ATTAINMENT]:.1f} %",
                 f"{goodput:.2f} req/s",

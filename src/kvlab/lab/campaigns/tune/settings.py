@@ -10,7 +10,7 @@ from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import setting
 
-FOUND = ("rate", "replicas")
+FOUND = ("rate", "replicas", "split")
 
 
 @dataclass
@@ -32,7 +32,7 @@ class TuneSettings:
     output: str = setting("outputs/tune", "where results go; outputs/tune unless given", "DIR")
     find: str | None = setting(
         None,
-        "what keeps attainment=: the largest rate (workload.rate, of a trace rate_scale), the least fleet.replicas",
+        "rate, replicas: the most, the least that keeps attainment=; split: the fleet.prefill of most goodput",
         "WHAT",
     )
     attainment: float = setting(99.0, "percent of requests within slo.ttft_ms, slo.tpot_ms; 99 unless given", "99")
@@ -49,7 +49,7 @@ class TuneSettings:
         if self.trials < 1:
             raise ConfigError("trials", self.trials, "must be a whole number, at least 1")
         if self.find is None:
-            self._refuse(("attainment",), "is for find=rate and find=replicas; none is given")
+            self._refuse(("attainment",), "is for find=rate, replicas and split; none is given")
         else:
             one_of("find", self.find, FOUND)
             text = f"has no place beside find={self.find}; leave it out"
