@@ -79,7 +79,7 @@ def layouts_of(config: RunConfig, total: int) -> Iterator[Change]:
     if total <= today:
         cost, price = "nothing" if total == today else f"saves {today - total} of {today} devices", Price.NOTHING
     for parallel in (1, 2, 4, 8, 16):
-        replicas, rest = divmod(total, parallel)
+        replicas, rest = divmod(total, parallel * config.executor.attention_data_parallel)
         if replicas and not rest:
             settings = {"fleet.replicas": replicas, "executor.tensor_parallel": parallel}
             if config.fleet.prefill >= replicas:

@@ -81,7 +81,7 @@ def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
 
 def devices_of(config: RunConfig) -> int:
     """Devices that all replicas have together."""
-    return config.fleet.replicas * config.executor.tensor_parallel
+    return config.fleet.replicas * config.executor.devices
 
 
 def served(plan: RunPlan) -> RunLog:
