@@ -132,12 +132,14 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
 def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tuple[Advice, RunConfig, Path]:
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+    from kvlab import __version__
     from kvlab.lab.advise.adviser import advise
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
     config, words, layout = compose_today(settings, words)
-    parts = (config_digest(config), settings.minutes, settings.most_devices)
+    kept = (settings.minutes, settings.most_devices, sorted(settings.keep), __version__)
+    parts = (config_digest(config), *kept)
     name = f"{config.model.name}-{config.workload.name}-{digest_of(str(parts))[:8]}"
     directory = Path(settings.output).expanduser() / name
     check_directory("output", directory)
