@@ -124,7 +124,7 @@ def first_kind(advice: Advice) -> str | None:
 
 def main() -> None:
     """Run all cases, or those named, and write results.json."""
-    names, found = sys.argv[1:] or list(CASES), {}
+    names, found, right = sys.argv[1:] or list(CASES), dict[str, object](), 0
     for name in names:
         case, start = CASES[name], time.process_time()
         advice = advice_on(case)
@@ -134,12 +134,13 @@ def main() -> None:
             "gain": advice.proposals[0].again.value if advice.proposals else None,
             "plan": list(advice.plan.settings), "answer": advice.sentences()[1],
         }  # fmt: skip
+        right += kind == case.best
         seconds = time.process_time() - start
         word = "right" if kind == case.best else f"WRONG, {case.best} was expected"
         print(f"{name}: {kind} ({advice.first}): {word}; {seconds:.0f} s", flush=True)
         for proposal in advice.proposals[:4]:
             print(f"    {proposal.again.value:+7.1f}  {proposal.settings}")
-    print(f"{sum(row['is_right'] for row in found.values())} of {len(found)} right")
+    print(f"{right} of {len(found)} right")
     if len(found) == len(CASES):
         Path(__file__).with_name("results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

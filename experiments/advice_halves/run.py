@@ -21,12 +21,13 @@ from kvlab.core import Request
 from kvlab.engine.threads import usable_cores
 from kvlab.lab.advise.changes import Change
 from kvlab.lab.advise.goal import Goal
+from kvlab.lab.advise.outcome import Settings
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.advise.simulations import Simulations
 from kvlab.lab.run.requests import requests_of
 
 REQUESTS = 300  # of a window
-CHANGES = (
+CHANGES: tuple[Settings, ...] = (
     {"scheduler.max_batched_tokens": 1024},
     {"scheduler.max_batched_tokens": 4096},
     {"scheduler.max_batched_tokens": 512},

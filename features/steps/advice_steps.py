@@ -16,21 +16,21 @@ from kvlab.cli import advise
 from kvlab.lab.advise import simulations
 from tests.support.commands import call
 
-SMALL = (
+SMALL_ADVICE = (
     "hardware=l4", "model=qwen3_0_6b", "workload.arrival=poisson", "workload.rate=20", "workload.prompt_len.min=50",
     "workload.prompt_len.max=200", "workload.output_len.min=10", "workload.output_len.max=40", "minutes=0.2",
 )  # fmt: skip
 
 
-def ask(laboratory: Commands, *words: str, tracking: str = "tracking=off", folder: str = "advice") -> None:
+def advise_on(laboratory: Commands, *words: str, tracking: str = "tracking=off", folder: str = "advice") -> None:
     """Later words win over earlier ones."""
     own = [word for word in shlex.split(" ".join(words)) if word]
     keys = {word.partition("=")[0] for word in own}
-    base = [word for word in SMALL if word.partition("=")[0] not in keys]
+    base = [word for word in SMALL_ADVICE if word.partition("=")[0] not in keys]
     laboratory.last = call(advise.main, *base, *own, tracking, f"output={laboratory.base / folder}")
 
 
-def read(laboratory: Commands, folder: str = "advice") -> dict[str, Any]:
+def advice_in(laboratory: Commands, folder: str = "advice") -> dict[str, Any]:
     (file,) = (laboratory.base / folder).glob("*/advice.json")
     found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -38,16 +38,18 @@ def read(laboratory: Commands, folder: str = "advice") -> dict[str, Any]:
 
 @when(parsers.parse('I ask for advice on "{text}"'))
 def ask_on(laboratory: Commands, text: str) -> None:
-    ask(laboratory, text)
+    advise_on(laboratory, text)
 
 
 @when(parsers.parse('I ask for advice on "{text}" and track it'))
 def ask_tracked(laboratory: Commands, text: str) -> None:
-    ask(laboratory, text, tracking=f"tracking.uri={laboratory.uri}")
+    advise_on(laboratory, text, tracking=f"tracking.uri={laboratory.uri}")
 
 
-@given(parsers.parse("a recorded trace of {count:d} requests over {seconds:d} seconds"), target_fixture="trace")
-def trace(laboratory: Commands, count: int, seconds: int) -> Path:
+@given(
+    parsers.parse("a recorded trace of {count:d} requests over {seconds:d} seconds"), target_fixture="advice_trace"
+)
+def trace_for_advice(laboratory: Commands, count: int, seconds: int) -> Path:
     path = laboratory.base / "trace.csv"
     rows = [f"{seconds * number / (count - 1)},{100 + number},{20}" for number in range(count)]
     path.write_text("arrival,prompt,output\n" + "\n".join(rows) + "\n")
@@ -61,25 +63,23 @@ def trace(laboratory: Commands, count: int, seconds: int) -> Path:
 
 
 @when(parsers.parse('I ask for advice on the trace with "{text}"'))
-def ask_on_trace(laboratory: Commands, trace: Path, text: str) -> None:
-    words = [word for word in SMALL if not word.startswith("workload.")]
-    laboratory.last = call(
-        advise.main, *words, "workload=recorded", f"workload.path={trace}", *shlex.split(text), "tracking=off",
-        f"output={laboratory.base / 'advice'}",
-    )  # fmt: skip
+def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
+    words = [word for word in SMALL_ADVICE if not word.startswith("workload.")]
+    words += ["workload=recorded", f"workload.path={advice_trace}", "tracking=off", *shlex.split(text)]
+    laboratory.last = call(advise.main, *words, f"output={laboratory.base / 'advice'}")
 
 
 @when("I ask for the same advice again, and once more without what was kept", target_fixture="thrice")
 def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found = {"first": read(laboratory)}
+    found = {"first": advice_in(laboratory)}
     text = "workload.num_requests=60 scheduler.max_batch_size=2"
     with monkeypatch.context() as patch:
         patch.setattr(simulations, "simulate", None)  # nothing is left to simulate
-        ask(laboratory, text)
+        advise_on(laboratory, text)
     assert laboratory.last.code == 0, laboratory.last.output
-    found["second"] = read(laboratory)
-    ask(laboratory, text, folder="fresh")
-    return found | {"third": read(laboratory, "fresh")}
+    found["second"] = advice_in(laboratory)
+    advise_on(laboratory, text, folder="fresh")
+    return found | {"third": advice_in(laboratory, "fresh")}
 
 
 @then("the three are the same, and the second simulated nothing")
@@ -89,14 +89,14 @@ def are_the_same(thrice: dict[str, Any]) -> None:
 
 @then(parsers.parse('the first advice is "{settings}"'))
 def first_is(laboratory: Commands, settings: str) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     assert (found["proposals"][0]["settings"] if found["proposals"] else "change nothing") == settings
     assert found["plan"]["settings"] == ([] if settings == "change nothing" else found["plan"]["settings"])
 
 
 @then("each change has its gain on both parts, what it costs, and a command that tries it")
 def each_has(laboratory: Commands) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     for proposal in found["proposals"]:
         assert proposal["verdict"] == "better"
         assert proposal["gain"]["low"] <= proposal["gain"]["value"] <= proposal["gain"]["high"]
@@ -107,7 +107,7 @@ def each_has(laboratory: Commands) -> None:
 
 @then("the plan is better on both parts than today's settings")
 def plan_is_better(laboratory: Commands) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     assert found["plan"]["settings"]
     assert found["plan"]["gain"]["low"] > 0 < found["plan"]["again"]["low"]
     assert found["plan"]["figures"]["mean_s"] < found["today"]["mean_s"]
@@ -115,12 +115,12 @@ def plan_is_better(laboratory: Commands) -> None:
 
 @then(parsers.parse('of what a prefix cache could find it says "{text}"'))
 def headroom_says(laboratory: Commands, text: str) -> None:
-    assert f"the prefix cache finds {text}" in read(laboratory)["answer"][2]
+    assert f"the prefix cache finds {text}" in advice_in(laboratory)["answer"][2]
 
 
 @then(parsers.parse("it was chosen on requests of the first {seconds:d} seconds, and reported on those behind"))
 def halves_are(laboratory: Commands, seconds: int) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     spans = [re.search(r"(\d+) to (\d+) s$", found[name]) for name in ("chosen_on", "reported_on")]
     (_, first), (second, _) = [tuple(map(int, span.groups())) for span in spans if span]
     assert first <= seconds <= second
@@ -128,7 +128,7 @@ def halves_are(laboratory: Commands, seconds: int) -> None:
 
 @then(parsers.parse("no plan takes more than {devices:d} devices"))
 def within_devices(laboratory: Commands, devices: int) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     rows = [found["plan"]["figures"], *found["frontier"], *(each["figures"] for each in found["proposals"])]
     assert max(row["devices"] for row in rows) <= devices
     assert found["today"]["devices"] == devices
@@ -136,7 +136,7 @@ def within_devices(laboratory: Commands, devices: int) -> None:
 
 @then("the price of a million tokens is that of its devices over its tokens")
 def price_of(laboratory: Commands) -> None:
-    for row in read(laboratory)["frontier"]:
+    for row in advice_in(laboratory)["frontier"]:
         per_hour = row["tokens_per_s"] * 3600 / 1e6
         assert row["per_million"] == pytest.approx(2 * row["devices"] / per_hour, rel=1e-3)
 
@@ -144,7 +144,7 @@ def price_of(laboratory: Commands) -> None:
 @then("the page has the answer and asks for nothing from elsewhere")
 def page_has(laboratory: Commands) -> None:
     (file,) = (laboratory.base / "advice").glob("*/advice.html")
-    page, found = file.read_text(), read(laboratory)
+    page, found = file.read_text(), advice_in(laboratory)
     assert found["proposals"][0]["settings"] in page
     assert found["plan"]["command"].split()[0] in page
     assert not re.search(r"(src|href)\s*=|url\(|@import", page)
@@ -155,13 +155,13 @@ def is_tracked(laboratory: Commands) -> None:
     runs = laboratory.lab.runs()
     (parent,) = [run for run in runs if run.tags.get("kvlab.kind") == "advise"]
     children = [run for run in runs if run.tags.get("mlflow.parentRunId") == parent.run_id]
-    assert len(children) == 1 + len(read(laboratory)["proposals"])
+    assert len(children) == 1 + len(advice_in(laboratory)["proposals"])
     assert all(run.metrics["throughput/output_tokens_per_s"] > 0 for run in children)
 
 
 @then("it names limits that the plan would keep")
 def names_limits(laboratory: Commands) -> None:
-    found = read(laboratory)
+    found = advice_in(laboratory)
     near = re.search(r"slo\.ttft_ms=(\S+) and slo\.tpot_ms=(\S+) would be kept", found["answer"][1])
     assert near, found["answer"]
     figures = found["plan"]["figures"]

@@ -29,7 +29,7 @@ class SequenceInStep(NamedTuple):
     number: int  # of the sequence in the view
     layer: int
     spec: AttentionSpec
-    sinks: torch.Tensor | None  # `[heads]`
+    sinks: torch.Tensor | None = None  # `[heads]`
 
     def blocks(self) -> Iterator[BlockOfTokens]:
         """The sequence's blocks in logical order, from the first that a query sees, the last one cut off at the

@@ -34,11 +34,11 @@ class Change:
 
 
 def counterfactuals(
-    found: Explanation, keys: Sequence[SequenceKey], on_change: Callable[[str], None] = lambda what: None
+    explained: Explanation, keys: Sequence[SequenceKey], on_change: Callable[[str], None] = lambda what: None
 ) -> list[Change]:
     """A simulated run as it was, and with each of the changes that may help these requests, simulated again."""
-    changes = [_measured("as it was", "", list(found.records.values()), keys)]
-    for what, settings, plan in _changed(found, keys):
+    changes = [_measured("as it was", "", list(explained.records.values()), keys)]
+    for what, settings, plan in _changed(explained, keys):
         on_change(what)
         with served_from(plan) as (engine, _):
             log = drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
@@ -55,15 +55,15 @@ def _measured(
     return Change(what, settings, float(np.mean(asked)) if asked else np.nan, mean, p99)
 
 
-def _changed(found: Explanation, keys: Collection[SequenceKey]) -> Iterator[tuple[str, str, RunPlan]]:
+def _changed(explained: Explanation, keys: Collection[SequenceKey]) -> Iterator[tuple[str, str, RunPlan]]:
     """The changes, each with its settings and its plan. What has no effect on what these requests waited for, or
     on what their prompts lacked, is left out.
     """
-    plan, config = found.plan, found.plan.config
-    terms = found.terms_ms(keys)
+    plan, config = explained.plan, explained.plan.config
+    terms = explained.terms_ms(keys)
     reasons = Counter[Reason]()
     for key in keys:
-        reasons.update(found.prompts[key].tokens if key in found.prompts else {})
+        reasons.update(explained.prompts[key].tokens if key in explained.prompts else {})
     scheduler, blocks = config.scheduler, plan.pool.num_blocks
     if terms.keys() & {Cause.BLOCKS, Cause.RETURN, Cause.AGAIN} or Reason.EVICTED in reasons:
         pool = replace(plan.pool, num_blocks=2 * blocks)
@@ -101,5 +101,5 @@ def _half(plan: RunPlan, keys: Collection[SequenceKey]) -> list[Request]:
     for request in plan.requests:
         parent = request.follows
         roots[request.request_id] = len(roots) if parent is None else roots[parent]
-    kept = {roots[each] for each in asked if each in roots}
-    return [each for each in plan.requests if roots[each.request_id] % 2 == 0 or roots[each.request_id] in kept]
+    kept = {roots[name] for name in asked if name in roots}
+    return [own for own in plan.requests if roots[own.request_id] % 2 == 0 or roots[own.request_id] in kept]

@@ -30,23 +30,23 @@ class Resimulation:
     agrees: bool
 
 
-def resimulate(found: Explanation, run: RealRun, keys: Collection[SequenceKey]) -> Resimulation:
+def resimulate(explained: Explanation, run: RealRun, keys: Collection[SequenceKey]) -> Resimulation:
     """Simulate an explained run by its own steps. `keys`: the requests that are asked about.
 
     Raises ConfigError for a run of too few steps, and for one that guesses tokens ahead.
     """
-    config = found.plan.config
+    config = explained.plan.config
     if (method := config.scheduler.speculation.method) is not None:
         text = "guesses tokens ahead, and a simulation cannot know which of them hold"
         raise ConfigError("scheduler.speculation.method", method, text)
-    timing = FittedTiming(calibrate([run], draws=1).calibration, found.plan.model)
+    timing = FittedTiming(calibrate([run], draws=1).calibration, explained.plan.model)
     executor = replace(config.executor, kind="simulated", recording=None)
     plan = replace(
-        found.plan,
+        explained.plan,
         config=replace(config, executor=executor, framework=FrameworkConfig()),
         timing=timing,
         recording=None,
-        requests=_with_lengths(found),
+        requests=_with_lengths(explained),
     )
     with served_from(plan) as (engine, _):
         log = drive(engine, plan.requests, concurrency=config.workload.concurrency)
@@ -54,22 +54,22 @@ def resimulate(found: Explanation, run: RealRun, keys: Collection[SequenceKey]) 
     text, agrees = "timed by its own steps, the run as it was takes", True
     for what, some in (("all", records.keys()), (next(iter(keys))[0], keys)):
         took, simulated = (
-            float(np.mean([of[key].e2el_ms or 0.0 for key in some if key in records and key in found.records]))
-            for of in (found.records, records)
+            float(np.mean([of[key].e2el_ms or 0.0 for key in some if key in records and key in explained.records]))
+            for of in (explained.records, records)
         )
         off = simulated / took - 1
         agrees &= abs(off) <= _MOST_OFF
         text += f"{'' if what == 'all' else ','} {simulated:,.1f} ms for {what} where it took {took:,.1f} "
         text += f"({100 * off:+.1f} %)"
-    return Resimulation(replace(found, plan=plan, records=records), text, agrees)
+    return Resimulation(replace(explained, plan=plan, records=records), text, agrees)
 
 
-def _with_lengths(found: Explanation) -> list[Request]:
+def _with_lengths(explained: Explanation) -> list[Request]:
     """The requests with the output lengths that they had: a simulation draws no token that ends a sequence."""
     lengths: dict[str, int] = {}
-    for (name, _), record in found.records.items():
+    for (name, _), record in explained.records.items():
         lengths[name] = max(lengths.get(name, 1), len(record.output_token_ids))
     return [
-        replace(each, sampling=replace(each.sampling, max_tokens=lengths.get(each.request_id, 1)))
-        for each in found.plan.requests
+        replace(request, sampling=replace(request.sampling, max_tokens=lengths.get(request.request_id, 1)))
+        for request in explained.plan.requests
     ]

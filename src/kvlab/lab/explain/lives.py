@@ -92,7 +92,7 @@ class Timeline:
         """The same by cause."""
         if self._columns is None:
             starts, ends, causes = zip(*self._intervals, strict=True)
-            self._columns = np.array(starts), np.array(ends), np.array([_CAUSES.index(each) for each in causes])
+            self._columns = np.array(starts), np.array(ends), np.array([_CAUSES.index(cause) for cause in causes])
         starts_s, ends_s, numbers = self._columns
         last = int(np.searchsorted(starts_s, end_s))
         lengths = np.minimum(ends_s[first:last], end_s) - np.maximum(starts_s[first:last], start_s)
@@ -155,14 +155,14 @@ class Life:
     @property
     def intervals(self) -> list[Interval]:
         """All of it."""
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         for part in self.parts:
-            found += [part] if isinstance(part, Interval) else part.timeline.between(*part[1:])
-        return found
+            intervals += [part] if isinstance(part, Interval) else part.timeline.between(*part[1:])
+        return intervals
 
     def terms_ms(self, until_s: float = math.inf) -> dict[Cause, float]:
         """Milliseconds by cause, the longest first; up to a time, where one is given."""
-        found: dict[Cause, float] = {}
+        by_cause: dict[Cause, float] = {}
         for part in self.parts:
             end_s = min(part.end_s, until_s)
             if end_s <= part.start_s:
@@ -172,8 +172,8 @@ class Life:
             else:
                 terms = part.timeline.seconds(part.first, part.start_s, end_s)
             for cause, seconds in terms.items():
-                found[cause] = found.get(cause, 0.0) + 1000 * seconds
-        return dict(sorted(found.items(), key=lambda term: -term[1]))
+                by_cause[cause] = by_cause.get(cause, 0.0) + 1000 * seconds
+        return dict(sorted(by_cause.items(), key=lambda term: -term[1]))
 
 
 class DecodeTimes:
@@ -262,7 +262,7 @@ class LifeObserver:
             if (ended := self._decoders.pop(sequence, None)) is not None:
                 ended.leave(end_s)
         if self._detail and self._wait is Cause.BLOCKS:
-            waiting = [each for each in scheduler.waiting if each.request.request_id in self._detail]
+            waiting = [queued for queued in scheduler.waiting if queued.request.request_id in self._detail]
             held = self._held(end_s - start_s) if waiting else {}
             for sequence in waiting:
                 self.lives[sequence.key].holders.update(held)
@@ -285,19 +285,19 @@ class LifeObserver:
             elif not sequence.index and not sequence.preemptions:
                 break
         if any_preempted:
-            admitted += [each for each in scheduler.waiting if each.preemptions and each in self._queued]
+            admitted += [sample for sample in scheduler.waiting if sample.preemptions and sample in self._queued]
         for sequence in admitted:
             # It may have been admitted before the step, to wait for content.
             at_s = start_s if sequence.scheduled_s is None else min(sequence.scheduled_s, start_s)
-            for each in (sequence, *sequence.siblings):
-                if (life := self._queued.pop(each, None)) is not None:
+            for sample in (sequence, *sequence.siblings):
+                if (life := self._queued.pop(sample, None)) is not None:
                     life.leave(at_s)
                     life.add(Cause.TIER, start_s)
-                    self._open[each] = life
+                    self._open[sample] = life
 
     def _see_decoding(self, decoding: list[Sequence], start_s: float) -> None:
         """Those that decode in the step, and those that do so no more."""
-        candidates = [each for each in self._open if each.is_decoding]
+        candidates = [opened for opened in self._open if opened.is_decoding]
         if not candidates and len(decoding) == len(self._decoders):
             return
         there = set(decoding)
@@ -307,7 +307,7 @@ class LifeObserver:
                 life.add(Cause.BETWEEN, start_s)
                 life.join(self._decodes)
         if len(decoding) != len(self._decoders):
-            for sequence in [each for each in self._decoders if each not in there]:
+            for sequence in [opened for opened in self._decoders if opened not in there]:
                 life = self._open[sequence] = self._decoders.pop(sequence)
                 life.leave(start_s)
                 life.at = SequenceStatus.RUNNING
@@ -340,9 +340,9 @@ class LifeObserver:
 
     def _held(self, seconds: float) -> dict[Key, float]:
         """Block-seconds of the running sequences."""
-        pool, found = self._core.pool, {}
+        pool, held = self._core.pool, {}
         for sequence in self._core.scheduler.running:
             if sequence.slot is not None:
                 tokens = pool.get_seq_len(*slots_of([sequence]))
-                found[sequence.key] = -(-tokens // pool.block_size) * seconds
-        return found
+                held[sequence.key] = -(-tokens // pool.block_size) * seconds
+        return held

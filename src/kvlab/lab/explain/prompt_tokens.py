@@ -100,9 +100,9 @@ class PromptObserver:
                 break
         for sequence in reversed(admitted):
             self._looked_at[sequence] = self._look(sequence, record.start_s)
-        for sequence, found in list(self._looked_at.items()):
+        for sequence, looked in list(self._looked_at.items()):
             if sequence.status is not SequenceStatus.LOADING:
-                self.prompts[sequence.key] = self._explained(sequence, found)
+                self.prompts[sequence.key] = self._explained(sequence, looked)
                 del self._looked_at[sequence]
         chunks = (*batch.prefill, *batch.admitted)
         largest = max(chunks, key=lambda chunk: chunk.num_tokens, default=None)
@@ -115,10 +115,10 @@ class PromptObserver:
 
     def counts(self) -> Counter[Reason]:
         """Tokens of all prompts by what became of them."""
-        found = Counter[Reason]()
+        counts = Counter[Reason]()
         for prompt in self.prompts.values():
-            found.update(prompt.tokens)
-        return found
+            counts.update(prompt.tokens)
+        return counts
 
     def _take(self, event: ContentEvent, eviction: Eviction) -> None:
         if isinstance(event, Cleared):
@@ -134,42 +134,42 @@ class PromptObserver:
     def _look(self, sequence: Sequence, at_s: float) -> _Admitted:
         """What there is of the prompt's blocks."""
         request = sequence.request
-        found = _Admitted(at_s, [], None, {})
+        admitted = _Admitted(at_s, [], None, {})
         if self._log is None or sequence.spec.scores_prompt:
-            return found
+            return admitted
         parts = list(self._parts(sequence.token_ids[: sequence.num_prompt_tokens], 0))
         keys = Offload.keys(PrefixIndex.root_tokens(request.salt, self._group), parts)
         salts = self._salts_of(parts, request.salt) if self._has_salts else [False] * len(keys)
         for number, (key, has_other_salt) in enumerate(zip(keys, salts, strict=True)):
             if key in self._known:
                 eviction = self._known[key]
-                found.reasons.append(Reason.EVICTED)
+                admitted.reasons.append(Reason.EVICTED)
                 if eviction is not None:
-                    found.evictions[number] = eviction
+                    admitted.evictions[number] = eviction
             elif has_other_salt:
-                found.reasons.append(Reason.OTHER_SALT)
+                admitted.reasons.append(Reason.OTHER_SALT)
             else:
-                if number and found.diverged_at is None and keys[number - 1] in self._parents:
-                    found.diverged_at = number
-                is_behind = found.diverged_at is not None
-                found.reasons.append(Reason.DIVERGED if is_behind else Reason.FIRST_SEEN)
+                if number and admitted.diverged_at is None and keys[number - 1] in self._parents:
+                    admitted.diverged_at = number
+                is_behind = admitted.diverged_at is not None
+                admitted.reasons.append(Reason.DIVERGED if is_behind else Reason.FIRST_SEEN)
         self._parents.update(keys[:-1])
-        return found
+        return admitted
 
     def _salts_of(self, parts: list[bytes], salt: Salt) -> list[bool]:
         """Of each block whether it came with another salt before."""
-        found = []
+        of_blocks = []
         for plain in Offload.keys((), parts):
             salts = self._salts.setdefault(plain, set())
-            found.append(bool(salts - {salt}))
+            of_blocks.append(bool(salts - {salt}))
             salts.add(salt)
-        return found
+        return of_blocks
 
     def _explained(self, sequence: Sequence, looked: _Admitted) -> PromptTokens:
         prompt, size = sequence.num_prompt_tokens, self._size
         cached = min(sequence.cached_tokens, prompt)
         tokens, first = Counter({Reason.FOUND: cached}), cached // size
-        eviction = next((each for number, each in looked.evictions.items() if number >= first), None)
+        eviction = next((lost for number, lost in looked.evictions.items() if number >= first), None)
         for number in range(first, len(looked.reasons)):
             reason, end = looked.reasons[number], (number + 1) * size
             if reason is Reason.EVICTED and eviction is None and end >= prompt:  # it was cached all the while

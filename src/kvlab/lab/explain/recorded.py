@@ -35,10 +35,10 @@ class RecordedExplanation(Explanation):
 
     def intervals_of(self, key: SequenceKey) -> list[Interval]:
         """The simulated ones, and behind them what the server took longer."""
-        found, arrival_s = Explanation.intervals_of(self, key), self.records[key].arrival_s
+        intervals, arrival_s = Explanation.intervals_of(self, key), self.records[key].arrival_s
         end_s = arrival_s + self.latency_ms(key) / 1000
-        start_s = found[-1].end_s if found else arrival_s
-        return [*found, Interval(start_s, end_s, Cause.UNEXPLAINED)] if end_s > start_s else found
+        start_s = intervals[-1].end_s if intervals else arrival_s
+        return [*intervals, Interval(start_s, end_s, Cause.UNEXPLAINED)] if end_s > start_s else intervals
 
     def terms_of(self, key: SequenceKey, until_s: float | None = None) -> dict[Cause, float]:
         """The simulated terms, and the rest of the recorded time, which is negative where that was shorter."""
@@ -85,6 +85,6 @@ def explain_trace(config: RunConfig, detail: Collection[str] = ()) -> RecordedEx
     plan = plan_run(config)
     with served_from(plan) as (engine, _):
         steps = drive(engine, plan.requests, concurrency=config.workload.concurrency).steps
-    found = observe(plan, steps, detail)
-    lives = {key: life for key, life in found.lives.items() if key in recorded}
-    return RecordedExplanation(plan, found.records, lives, found.prompts, recorded)
+    seen = observe(plan, steps, detail)
+    lives = {key: life for key, life in seen.lives.items() if key in recorded}
+    return RecordedExplanation(plan, seen.records, lives, seen.prompts, recorded)

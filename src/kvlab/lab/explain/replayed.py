@@ -48,11 +48,11 @@ class Explanation:
 
     def terms_ms(self, keys: Collection[SequenceKey] | None = None) -> dict[Cause, float]:
         """Milliseconds of all requests by cause, or of some, the longest first."""
-        found: Counter[Cause] = Counter()
+        terms: Counter[Cause] = Counter()
         for key in self.lives:
             if keys is None or key in keys:
-                found.update(self.terms_of(key))
-        return dict(found.most_common())
+                terms.update(self.terms_of(key))
+        return dict(terms.most_common())
 
     def latency_ms(self, key: SequenceKey) -> float:
         """Milliseconds from arrival to end."""
@@ -74,10 +74,10 @@ class Explanation:
 
     def prompt_tokens(self) -> dict[Reason, int]:
         """Tokens of all prompts by what became of them, the most first."""
-        found: Counter[Reason] = Counter()
+        tokens: Counter[Reason] = Counter()
         for prompt in self.prompts.values():
-            found.update(prompt.tokens)
-        return dict(found.most_common())
+            tokens.update(prompt.tokens)
+        return dict(tokens.most_common())
 
     def slowest(self, count: int) -> list[SequenceKey]:
         """The requests that took longest from arrival to end."""
@@ -93,12 +93,12 @@ class _Observers:
         self._observers = observers
 
     def added(self, first: Any) -> None:
-        for each in self._observers:
-            each.added(first)
+        for observer in self._observers:
+            observer.added(first)
 
     def stepped(self, record: StepRecord, batch: StepBatch) -> None:
-        for each in self._observers:
-            each.stepped(record, batch)
+        for observer in self._observers:
+            observer.stepped(record, batch)
 
 
 def explain_run(
@@ -121,9 +121,9 @@ def explain_run(
     if not run.finished:
         raise ConfigError("run", run.directory, f"was {run.status}; only a run that ended can be explained")
     plan = plan_run(_quiet(config) if run.simulated else _played_back(config, run.directory))
-    found = observe(plan, steps, detail, lambda done: on_step(done, len(steps)))
+    seen = observe(plan, steps, detail, lambda done: on_step(done, len(steps)))
     for record in run.requests():
-        again = found.records.get(record.key)
+        again = seen.records.get(record.key)
         if again is None or abs(again.finished_s - record.finished_s) > _MOST_APART:
             raise ConfigError(
                 "run",
@@ -131,7 +131,7 @@ def explain_run(
                 f"is not what its settings give here: {record.name} ends at another time; another version of kvlab "
                 "made it, or the file of its workload has changed. Run it again",
             )
-    return found
+    return seen
 
 
 def observe(

@@ -32,25 +32,25 @@ class ReplicaFigures(NamedTuple):
 
 def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> list[ReplicaFigures]:
     """The figures of each replica, in order."""
-    found = []
+    figures = []
     starts, ends = steps.column("start_s"), steps.column("end_s")
     whole = float(ends.max() - starts.min()) if len(steps) else 0.0
     for replica in range(replicas):
-        own, taken = [each for each in records if each.replica == replica], steps.of_replica(replica)
+        own, taken = [record for record in records if record.replica == replica], steps.of_replica(replica)
         ttft = latencies_ms(own)["ttft"]
-        found.append(
+        figures.append(
             ReplicaFigures(
-                requests=sum(not each.sample for each in own),
+                requests=sum(not record.sample for record in own),
                 prompt_tokens=int(taken.column("counters.prompt_tokens").sum()),
                 hit_tokens=int(taken.column("counters.hit_tokens").sum()),
-                output_tokens=sum(len(each.token_times_s) for each in own),
+                output_tokens=sum(len(record.token_times_s) for record in own),
                 peak_running=int(taken.column("running").max(initial=0)),
                 peak_waiting=int(taken.column("waiting").max(initial=0)),
                 busy=float(taken.seconds.sum()) / whole if whole else 0.0,
                 ttft_ms=float(np.median(ttft)) if len(ttft) else None,
             )
         )
-    return found
+    return figures
 
 
 def fleet_metrics(
@@ -58,21 +58,23 @@ def fleet_metrics(
 ) -> dict[str, float]:
     """The figures of all replicas together that no sum over steps gives."""
     every = replica_figures(records, steps, replicas)
-    work = [each.prompt_tokens - each.hit_tokens + each.output_tokens for each in every]
+    work = [one.prompt_tokens - one.hit_tokens + one.output_tokens for one in every]
     starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
     metrics = {
         "fleet/replicas": float(replicas),
         "fleet/imbalance": max(work) / (sum(work) / replicas) if sum(work) else 1.0,
-        "fleet/busy_least": 100 * min(each.busy for each in every),
+        "fleet/busy_least": 100 * min(one.busy for one in every),
     }
-    if prompts := sum(each.prompt_tokens for each in records if not each.sample and each.scheduled_s is not None):
-        hits = sum(each.cached_tokens for each in records if not each.sample)
+    if prompts := sum(
+        record.prompt_tokens for record in records if not record.sample and record.scheduled_s is not None
+    ):
+        hits = sum(record.cached_tokens for record in records if not record.sample)
         metrics |= {"kv/prefix_hit_tokens": hits, "kv/prefix_hit_rate": hits / prompts}
     if transfers:
-        milliseconds = [1000 * (each.end_s - each.ready_s) for each in transfers]
+        milliseconds = [1000 * (transfer.end_s - transfer.ready_s) for transfer in transfers]
         p50, p99 = np.percentile(milliseconds, [50, 99]).tolist()
         metrics |= {"fleet/transfers": len(transfers), "fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
-        metrics["fleet/transfer_bytes"] = sum(each.num_bytes for each in transfers)
+        metrics["fleet/transfer_bytes"] = sum(transfer.num_bytes for transfer in transfers)
     if len(steps):
         own = steps.column("replica")
         change = running.copy()  # of the replica's running sequences, as each step begins
@@ -92,18 +94,18 @@ def replica_table(every: Sequence[ReplicaFigures]) -> Table:
     """
     names = ("sent", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
-    for number, each in enumerate(every):
-        found = 100 * each.hit_tokens / each.prompt_tokens if each.prompt_tokens else 0.0
-        ttft = "-" if each.ttft_ms is None else f"{each.ttft_ms:,.0f} ms"
+    for number, figures in enumerate(every):
+        rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
+        ttft = "-" if figures.ttft_ms is None else f"{figures.ttft_ms:,.0f} ms"
         table.add_row(
             str(number),
-            f"{each.requests:,}",
-            f"{each.prompt_tokens:,}",
-            f"{found:.1f} %",
-            f"{each.output_tokens:,}",
-            f"{each.peak_running:,}",
-            f"{each.peak_waiting:,}",
-            f"{100 * each.busy:.0f} %",
+            f"{figures.requests:,}",
+            f"{figures.prompt_tokens:,}",
+            f"{rate:.1f} %",
+            f"{figures.output_tokens:,}",
+            f"{figures.peak_running:,}",
+            f"{figures.peak_waiting:,}",
+            f"{100 * figures.busy:.0f} %",
             ttft,
         )
     return table
@@ -115,10 +117,10 @@ def routes_table(routed: Sequence[Routed]) -> pa.Table:
     """
     return pa.table(
         {
-            "request_id": pa.array([each.request_id for each in routed], pa.string()),
-            "at_s": pa.array([each.at_s for each in routed], pa.float64()),
-            "replica": pa.array([each.choice.replica for each in routed], pa.int64()),
-            "stage": pa.array([each.stage for each in routed], pa.string()),
-            "scores": pa.array([each.choice.scores for each in routed], pa.list_(pa.float64())),
+            "request_id": pa.array([chosen.request_id for chosen in routed], pa.string()),
+            "at_s": pa.array([chosen.at_s for chosen in routed], pa.float64()),
+            "replica": pa.array([chosen.choice.replica for chosen in routed], pa.int64()),
+            "stage": pa.array([chosen.stage for chosen in routed], pa.string()),
+            "scores": pa.array([chosen.choice.scores for chosen in routed], pa.list_(pa.float64())),
         }
     )

@@ -69,11 +69,11 @@ class LimitSearch(ABC):
         """Yields the values to try and is sent whether each holds."""
 
     @abstractmethod
-    def answers(self, found: Bracket) -> bool:
+    def answers(self, limits: Bracket) -> bool:
         """Whether that is what was asked for."""
 
     @abstractmethod
-    def result(self, found: Bracket) -> list[str]:
+    def result(self, limits: Bracket) -> list[str]:
         """What came of it, in sentences."""
 
     def run(self) -> int:
@@ -83,12 +83,12 @@ class LimitSearch(ABC):
         print(self.span(), flush=True)
         params = {"tune.find": self.find, "tune.attainment": self.wanted, "tune.study": self.name}
         self.runs.open_parent(self.base.config, self.digest, self.name, params)
-        found, problem = self._search()
-        self._finish(found, problem)
+        answer, problem = self._search()
+        self._finish(answer, problem)
         if self.runs.interrupted:
             print("interrupted: what was tried is kept; the same command goes on from there")
             return 130
-        return 0 if self.answers(found) and not self.runs.unwritten else 1
+        return 0 if self.answers(answer) and not self.runs.unwritten else 1
 
     def question(self, limits: str) -> str:
         """What is asked, in words."""
@@ -136,17 +136,17 @@ class LimitSearch(ABC):
                 print(f"{point}: {self.shares(value)}{earlier}: {'holds' if holds else 'does not'}", flush=True)
                 value = tries.send(holds)
         except StopIteration as stop:
-            found: Bracket = stop.value
-            return found, None
+            limits: Bracket = stop.value
+            return limits, None
         except KeyboardInterrupt:
             self.runs.interrupted = True
             return Bracket(), None
 
-    def _finish(self, found: Bracket, problem: str | None) -> None:
+    def _finish(self, limits: Bracket, problem: str | None) -> None:
         pictures, errors = self.runs.directory / "search", list[OutputError]()
         self.console.rule(style="dim")
         if not self.runs.interrupted:
-            print(problem or "\n".join(self.result(found)))
+            print(problem or "\n".join(self.result(limits)))
         with attempt(errors):
             self._write(pictures / f"{self.files}.csv")
         if len(self.ended) > 1:
@@ -156,11 +156,11 @@ class LimitSearch(ABC):
                 print(f"picture: {pictures / f'{self.files}.png'}")
             if self.base.config.repeats == 1:
                 print(f"report: kvlab report {self.runs.directory}", flush=True)
-        best = self.ended[found.holds].metrics if found.holds is not None else {}
+        best = self.ended[limits.holds].metrics if limits.holds is not None else {}
         metrics = {name: best[name] for name in (ATTAINMENT, GOODPUT) if name in best}
-        if found.holds is not None:
-            metrics[self.range.key] = found.holds
-        self.runs.close_parent(errors, pictures, metrics, found=found.holds is not None)
+        if limits.holds is not None:
+            metrics[self.range.key] = limits.holds
+        self.runs.close_parent(errors, pictures, metrics, found=limits.holds is not None)
 
     def _write(self, path: Path) -> None:
         with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:

@@ -56,33 +56,33 @@ def rate_range(config: RunConfig, bounds: str | None = None) -> RateRange:
     if bounds is None:
         return RateRange(key, start, start / SPAN, start * SPAN)
     number = r"(\d+(?:\.\d+)?)"
-    found = re.fullmatch(f"{number}-{number}", bounds)
-    low, high = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    match = re.fullmatch(f"{number}-{number}", bounds)
+    low, high = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
     if not 0 < low < high:
         raise ConfigError("rates", bounds, "write the lowest and the highest rate to try, as 0.5-20")
     return RateRange(key, min(max(start, low), high), low, high)
 
 
-def bracket(found: RateRange, precision: float) -> Generator[float, bool, Bracket]:
+def bracket(asked: RateRange, precision: float) -> Generator[float, bool, Bracket]:
     """Yields the rates to try and is sent whether each holds: doubled or halved from the start on until one holds
     and another does not, then the geometric mean of these, until they are within `precision` percent.
     """
     holds: float | None = None
     fails: float | None = None
-    rate = found.start
+    rate = asked.start
     while True:
         if (yield rate):
             holds = rate
         else:
             fails = rate
         if holds is None:
-            if rate <= found.low:
+            if rate <= asked.low:
                 return Bracket(None, fails)
-            rate = max(_rounded(rate / 2), found.low)
+            rate = max(_rounded(rate / 2), asked.low)
         elif fails is None:
-            if rate >= found.high:
+            if rate >= asked.high:
                 return Bracket(holds, None)
-            rate = min(_rounded(rate * 2), found.high)
+            rate = min(_rounded(rate * 2), asked.high)
         else:
             rate = _rounded((holds * fails) ** 0.5)
             if fails <= holds * (1 + precision / 100) or not holds < rate < fails:

@@ -23,25 +23,25 @@ class RateSearch(LimitSearch):
     def tries(self) -> Generator[float, bool, Bracket]:
         return bracket(self.range, self.precision)
 
-    def answers(self, found: Bracket) -> bool:
-        return found.holds is not None and found.fails is not None
+    def answers(self, limits: Bracket) -> bool:
+        return limits.holds is not None and limits.fails is not None
 
     def span(self) -> str:
         return f"{super().span()}, to {self.precision:g} %"
 
-    def result(self, found: Bracket) -> list[str]:
-        if found.holds is None:
+    def result(self, limits: Bracket) -> list[str]:
+        if limits.holds is None:
             least = min(self.ended)
             has = f"even {self.point(least)}, the lowest rate tried, has {self.shares(least)}"
             return [f"no rate holds: {has}; take wider limits, or try lower ones (rates=LOW-HIGH)"]
-        holds = f"{self.point(found.holds)}{self._per_second(found.holds)}"
-        if found.fails is None:
-            has = f"even {holds}, the highest rate tried, has {self.shares(found.holds)}"
+        holds = f"{self.point(limits.holds)}{self._per_second(limits.holds)}"
+        if limits.fails is None:
+            has = f"even {holds}, the highest rate tried, has {self.shares(limits.holds)}"
             return [f"every rate holds: {has}; take more requests, or try higher ones (rates=LOW-HIGH)"]
         return [
-            f"largest: {holds}: {self.shares(found.holds)}; found in {count(len(self.ended), 'run')}",
-            f"above it: {self.point(found.fails)}: {self.shares(found.fails)}",
-            self.command(found.holds),
+            f"largest: {holds}: {self.shares(limits.holds)}; found in {count(len(self.ended), 'run')}",
+            f"above it: {self.point(limits.fails)}: {self.shares(limits.fails)}",
+            self.command(limits.holds),
         ]
 
     def _per_second(self, rate: float) -> str:

@@ -33,18 +33,18 @@ class ReplicaSearch(LimitSearch):
     def tries(self) -> Generator[float, bool, Bracket]:
         return least(int(self.range.high))
 
-    def answers(self, found: Bracket) -> bool:
-        return found.holds is not None
+    def answers(self, limits: Bracket) -> bool:
+        return limits.holds is not None
 
-    def result(self, found: Bracket) -> list[str]:
+    def result(self, limits: Bracket) -> list[str]:
         self._print_table()
-        if found.holds is None:
+        if limits.holds is None:
             most = max(self.ended)
             has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
             return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
-        held = f"least: {self.point(found.holds)}: {self.shares(found.holds)}"
-        below = [f"below it: {self.point(found.fails)}: {self.shares(found.fails)}"] if found.fails else []
-        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, self.command(found.holds)]
+        held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
+        below = [f"below it: {self.point(limits.fails)}: {self.shares(limits.fails)}"] if limits.fails else []
+        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, self.command(limits.holds)]
 
     def named(self, value: float) -> str:
         """What was tried, in the table."""

@@ -122,7 +122,7 @@ class Search:
         return Measured(ended.metrics[self.metric])
 
     def _announce(self, before: int) -> None:
-        ranges = [f"{key} {found.low} to {found.high}" for key, found in self.space.ranges.items()]
+        ranges = [f"{key} {bounds.low} to {bounds.high}" for key, bounds in self.space.ranges.items()]
         if self.space.block_sizes:
             ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
         earlier = f", {before} done before" if before else ""

@@ -88,7 +88,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
         BLOCKS: blocks,
         TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), _MOST_TOKENS)),
     }
-    ranges = {key: found for key, found in ranges.items() if key not in fixed}
+    ranges = {key: bounds for key, bounds in ranges.items() if key not in fixed}
     if not ranges and not sizes:
         raise ConfigError("overrides", " ".join(sorted(fixed)), "fix all that is searched; leave one of them free")
     pool = planned_pool(config, plan.spec)
@@ -97,7 +97,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
         BLOCKS: min(pool.whole_tokens, plan.paged.whole_tokens) // config.kv.block_size,
         TOKENS: config.scheduler.max_batched_tokens,
     }
-    start = {key: found.clip(first[key]) for key, found in ranges.items()}
+    start = {key: bounds.clip(first[key]) for key, bounds in ranges.items()}
     if sizes:
         start[BLOCK] = config.kv.block_size
     return Space(ranges, sizes, start)

@@ -108,26 +108,26 @@ def search(
             yield study.tell(trial, state=TrialState.PRUNED)
             continue
         idle = 0
-        found = measure(trial.number, values)
-        if ended is not None and not found.interrupted:
-            ended.append(_frozen(trial, found))
-        if found.value is not None and not found.interrupted:
-            yield study.tell(trial, found.value)
+        measured = measure(trial.number, values)
+        if ended is not None and not measured.interrupted:
+            ended.append(_frozen(trial, measured))
+        if measured.value is not None and not measured.interrupted:
+            yield study.tell(trial, measured.value)
             continue
-        if not found.interrupted:  # an interrupted one is tried again
-            trial.set_user_attr("error", found.error or "no value")
+        if not measured.interrupted:  # an interrupted one is tried again
+            trial.set_user_attr("error", measured.error or "no value")
         yield study.tell(trial, state=TrialState.FAIL)
-        if found.interrupted:
+        if measured.interrupted:
             return
 
 
-def _frozen(trial: optuna.Trial, found: Measured) -> FrozenTrial:
+def _frozen(trial: optuna.Trial, measured: Measured) -> FrozenTrial:
     """A trial as the database would return it."""
-    state = TrialState.FAIL if found.value is None else TrialState.COMPLETE
-    reason = {"error": found.error or "no value"} if found.value is None else {}
+    state = TrialState.FAIL if measured.value is None else TrialState.COMPLETE
+    reason = {"error": measured.error or "no value"} if measured.value is None else {}
     params, ranges = trial.params, trial.distributions
     frozen = optuna.trial.create_trial(
-        state=state, params=params, distributions=ranges, value=found.value, user_attrs=reason
+        state=state, params=params, distributions=ranges, value=measured.value, user_attrs=reason
     )
     frozen.number = trial.number
     return frozen

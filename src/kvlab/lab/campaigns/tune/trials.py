@@ -56,12 +56,12 @@ class Trials:
     def measure(self, point: str, folder: str, heading: str, *, keep: bool = False) -> Ended:
         """Run `point` as often as `repeats` says; with `keep`, but for those whose results `directory` has."""
         composed = self.compose(point)
-        repeats, found, kept = composed.config.repeats, list[Mapping[str, float]](), 0
+        repeats, metrics, kept = composed.config.repeats, list[Mapping[str, float]](), 0
         for repeat in range(repeats):
             directory = self.directory / folder / (str(repeat) if repeats > 1 else "")
             config = replace(composed.config, repeat=repeat)
             if keep and (known := _known(directory, config)) is not None:
-                found, kept = [*found, known], kept + 1
+                metrics, kept = [*metrics, known], kept + 1
                 continue
             title = heading + (f", repeat {repeat}" if repeats > 1 else "")
             parent = self._tracker.run_id
@@ -78,9 +78,9 @@ class Trials:
                 return Ended(interrupted=True)
             if result.status != "finished":
                 return Ended(error=redact(result.error or result.status))
-            found.append(result.metrics)
-        common = set.intersection(*map(set, found))
-        return Ended({name: median(each[name] for each in found) for name in common}, is_kept=kept == repeats)
+            metrics.append(result.metrics)
+        common = set.intersection(*map(set, metrics))
+        return Ended({name: median(run[name] for run in metrics) for name in common}, is_kept=kept == repeats)
 
     def open_parent(self, config: RunConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
         """Open the parent run, or go on with that of an earlier search; without a store that works, warn."""
