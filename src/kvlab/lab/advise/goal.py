@@ -31,11 +31,11 @@ class PairErrors:
 #: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
 PAIRS = {
-    "vllm": PairErrors(470, 0.042, 0.110, 0.970),
-    "trtllm": PairErrors(793, 0.050, 0.192, 0.979),
-    "sglang": PairErrors(94, 0.043, 0.888, 0.926),
+    "vllm": PairErrors(321, 0.058, 0.254, 0.944),
+    "trtllm": PairErrors(519, 0.041, 0.143, 0.996),
+    "sglang": PairErrors(93, 0.034, 0.109, 0.968),
 }
-_UNKNOWN = PairErrors(0, 0.050, 0.888, 0.0)  # of a framework without any: the widest of those
+_UNKNOWN = PairErrors(0, 0.058, 0.254, 0.0)  # of a framework without any: the widest of those
 
 
 class Kind(StrEnum):
