@@ -35,12 +35,12 @@ Feature: More than one process
       When I start a run of two ranks that would take minutes and kill rank 1 once it produces tokens
       Then the command fails without a traceback
       And the message says "executor.tensor_parallel=2: rank 1 of 2 ended (killed by SIGKILL, as the system does when memory runs out), so that nothing more can be computed; start again"
-      And no process of it is left
+      And no rank of it is left
 
     @R31.5
     Scenario Outline: No rank outlives a run that gets <signal>
       When I start a run of two ranks that would take minutes and send it <signal> once it produces tokens
-      Then no process of it is left
+      Then no rank of it is left
 
       Examples:
         | signal  |

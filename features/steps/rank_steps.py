@@ -42,7 +42,7 @@ def same_tokens(commands: list[Command]) -> None:
     assert len(one) == 4
 
 
-@then("no process of it is left")
+@then("no rank of it is left")
 def none_is_left(ranks: list[psutil.Process]) -> None:
     assert ranks
     wait_until(lambda: not any(rank.is_running() for rank in ranks))

@@ -30,7 +30,7 @@ class Stages:
 
     def __init__(self, *stages: Stage) -> None:
         self.asked: list[tuple[str, int]] = []
-        self.order = SimpleNamespace(stages=stages)
+        self.order = SimpleNamespace(stages=stages, decodes_beside_prefill=True)
         self.config = SchedulerConfig(max_batched_tokens=BUDGET, max_batch_size=4)
         self.waiting = ["one"]
         self._decoding = DecodeBatch([running("a", 0, 1), running("b", 1, 1)])

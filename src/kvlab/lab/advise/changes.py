@@ -10,6 +10,7 @@ from typing import Any
 from kvlab.config import RunConfig
 from kvlab.kv.pools import POOLS
 from kvlab.lab.advise.outcome import Settings, devices_of
+from kvlab.lab.capacity import compared_backends
 
 _MOST_TOKENS = 65_536
 _QUALITY = "quality: {} more perplexity (experiments/precision)"
@@ -117,7 +118,7 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
     kv, executor = config.kv, config.executor
     paged = POOLS.get(kv.backend).is_paged()
     if not paged:
-        yield Change("memory in blocks", {"kv.backend": "paged"})
+        yield Change("memory in blocks", {"kv.backend": compared_backends()[0]})
     if kv.num_blocks is not None or kv.memory is not None:
         yield Change("size of the pool", {"kv.num_blocks": None, "kv.memory": None}, cost="all that weights leave")
     elif executor.memory_utilization < 0.95:
