@@ -80,7 +80,7 @@ def gains(config: RunConfig, parts: Sequence[Segment], folder: Path) -> list[dic
                     {
                         "change": Change("", settings).text, "windows": at, "gain": round(joined.value, 2),
                         "low": round(joined.low, 2), "high": round(joined.high, 2), "later": round(each.value, 2),
-                        "holds": joined.low <= each.value <= joined.high,
+                        "holds": bool(joined.low <= each.value <= joined.high),
                         "verdict": joined.verdict, "later_verdict": each.verdict,
                     }
                 )  # fmt: skip
