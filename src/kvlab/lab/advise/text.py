@@ -61,7 +61,7 @@ def _headroom(advice: Advice) -> Iterator[str]:
 
 def _changes(advice: Advice) -> Table:
     priced = advice.today.per_million is not None
-    table = new_table("change")
+    table = new_table("change", overflow="fold")
     for name in ("gain", "again", "of nine in ten", *(["1M tokens"] if priced else [])):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("costs", overflow="fold")
