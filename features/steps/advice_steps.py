@@ -91,7 +91,7 @@ def are_the_same(thrice: dict[str, Any]) -> None:
 def first_is(laboratory: Commands, settings: str) -> None:
     found = advice_in(laboratory)
     assert (found["proposals"][0]["settings"] if found["proposals"] else "change nothing") == settings
-    assert found["plan"]["settings"] == ([] if settings == "change nothing" else found["plan"]["settings"])
+    assert bool(found["plan"]["settings"]) == (settings != "change nothing")
 
 
 @then("each change has its gain on both parts, what it costs, and a command that tries it")
@@ -146,7 +146,7 @@ def page_has(laboratory: Commands) -> None:
     (file,) = (laboratory.base / "advice").glob("*/advice.html")
     page, found = file.read_text(), advice_in(laboratory)
     assert found["proposals"][0]["settings"] in page
-    assert found["plan"]["command"].split()[0] in page
+    assert all(sentence in page for sentence in found["answer"])
     assert not re.search(r"(src|href)\s*=|url\(|@import", page)
 
 

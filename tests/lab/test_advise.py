@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvlab.cli.advise import current_words
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
-from kvlab.errors import WorkloadError
+from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.advise.changes import Change, Price
 from kvlab.lab.advise.goal import PAIRS, Gain, Goal, Kind
 from kvlab.lab.advise.outcome import Outcome
@@ -169,3 +170,12 @@ def test_of_gains_that_are_nearly_the_same_the_cheapest_is_first() -> None:
         ]
     )
     assert [single.change.kind for single in found] == ["budget", "devices", "router", "worse", "cannot"]
+
+
+def test_todays_settings_are_read_as_one_types_them(tmp_path: Path) -> None:
+    file = tmp_path / "today.yaml"
+    file.write_text("hardware: l4\nkv.prefix_sharing: false\nscheduler: {max_batch_size: 8}\nkv.memory: null\n")
+    words = ["hardware=l4", "kv.prefix_sharing=false", "scheduler.max_batch_size=8", "kv.memory=null"]
+    assert current_words(str(file)) == words
+    with pytest.raises(ConfigError, match="name a YAML file of settings"):
+        current_words(str(tmp_path))

@@ -3,7 +3,7 @@
 kvlab advise workload=recorded workload.path=monday.jsonl model=llama3_1_8b hardware=l40s
 kvlab advise workload=mooncake workload.path=conversation.jsonl model=llama3_1_8b hardware=h100_sxm devices=8
 kvlab advise ... slo.ttft_ms=500 slo.tpot_ms=50 devices=8 price_per_hour=2.5
-kvlab advise ... current=today.yaml                           settings of kvlab run, as a file or a run's directory
+kvlab advise ... current=today.yaml                           settings of kvlab run, as a file
 
 Settings of `kvlab run` say what is served today: those of the framework's server unless given; with devices= and
 without fleet.replicas= and executor.tensor_parallel= as many replicas as they hold. Service levels decide what is
@@ -71,16 +71,14 @@ def _check_kept(keys: list[str]) -> None:
 
 
 def current_words(file: str) -> list[str]:
-    """The settings of a YAML file, or those that a run in a directory was given. Raises ConfigError."""
+    """The settings of a YAML file. Raises ConfigError."""
     import yaml
 
     path = Path(file)
-    if path.is_dir():
-        path = path / ".hydra" / "overrides.yaml"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        text = f"{path.name} cannot be read: {error.strerror}; name a file of settings, or the directory of a run"
+        text = f"{path.name} cannot be read: {error.strerror}; name a YAML file of settings of kvlab run"
         raise ConfigError("current", file, text) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("current", file, f"is no YAML: {str(error).splitlines()[0]}") from error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,10 +67,6 @@ class Headroom:
     mean_s: float
     alone_s: float
     causes: Mapping[str, float]  # shares of the time of all requests; empty: of a fleet
-
-    def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
-        return asdict(self)
 
 
 def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
@@ -138,10 +133,10 @@ def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores:
         return Ledger(blocks, {}, ceiling, {})
     size = max(blocks, traffic.longest)
     if size >= traffic.contents + 1:  # never full
-        rates = dict.fromkeys((*EVICTION_POLICIES.names(), BELADY), ceiling)
+        rates = dict.fromkeys((*EVICTION_POLICIES.names(), BELADY), found_at_most)
     else:
-        few = sum(visit.blocks for visit in traffic.visits) > _POLICIES_TRIED
-        names = [config.kv.eviction] if few else EVICTION_POLICIES.names()
+        is_large = sum(visit.blocks for visit in traffic.visits) > _POLICIES_TRIED
+        names = [config.kv.eviction] if is_large else EVICTION_POLICIES.names()
         tasks = [Task(name, size) for name in (*names, BELADY)]
         found = {task.policy: blocks for task, blocks in replay_all(traffic, tasks, 1, cores=cores)}
         rates = {name: traffic.hit_rate(found[name]) for name in (*names, BELADY)}

@@ -19,10 +19,8 @@ from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import finish_log, make_engine
 
 Settings = Mapping[str, Any]  # by dotted key
-_STEP_S, _REQUEST_S = (
-    70e-6,
-    2e-3,
-)  # CPU of a simulated step and of a request, measured; a unit of work, not a promise
+# CPU of a simulated step and of a request, measured: a unit of work, not a promise.
+_STEP_S, _REQUEST_S = 70e-6, 2e-3
 
 
 @dataclass(frozen=True, slots=True)

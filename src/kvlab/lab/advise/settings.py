@@ -15,9 +15,7 @@ _MOST_DEVICES = 1024
 class AdviseSettings:
     """The settings of advice beside those of the run that it is about."""
 
-    current: str | None = setting(
-        None, "today's settings: a YAML file of settings of kvlab run, or the directory of a run", "FILE"
-    )
+    current: str | None = setting(None, "today's settings: a YAML file of settings of kvlab run", "FILE")
     devices: int | None = setting(None, "most devices that a plan may take; those of today unless given", "N")
     keep: list[str] = setting([], "settings that stay as they are, as kv.dtype,executor.weights", "KEYS")
     price_per_hour: float | None = setting(None, "of one device, in any currency", "PRICE")
