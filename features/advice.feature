@@ -24,7 +24,7 @@ Feature: Advice
   Scenario: The same command again
     When I ask for advice on "workload.num_requests=60 scheduler.max_batch_size=2"
     And I ask for the same advice again, and once more without what was kept
-    Then the three are the same, and the second simulated nothing
+    Then the three are the same, and the second simulated no change again
 
   @R30.3
   Scenario: A trace is cut in the middle of its time

@@ -74,7 +74,7 @@ def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     found = {"first": advice_in(laboratory)}
     text = "workload.num_requests=60 scheduler.max_batch_size=2"
     with monkeypatch.context() as patch:
-        patch.setattr(simulations, "simulate", None)  # nothing is left to simulate
+        patch.setattr(simulations, "simulate", None)  # no change is left to simulate
         advise_on(laboratory, text)
     assert laboratory.last.code == 0, laboratory.last.output
     found["second"] = advice_in(laboratory)
@@ -82,7 +82,7 @@ def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     return found | {"third": advice_in(laboratory, "fresh")}
 
 
-@then("the three are the same, and the second simulated nothing")
+@then("the three are the same, and the second simulated no change again")
 def are_the_same(thrice: dict[str, Any]) -> None:
     assert thrice["first"] == thrice["second"] == thrice["third"]
 
