@@ -105,6 +105,6 @@ Feature: Sweeps
       Examples:
         | rate | asked                       | count | line                                                                                                                                                             |
         | 1e12 | figures=false               | 64    | nothing                                                                                                                                                          |
-        | 1e6  | figures=false               | 16    | note: 16 requests in place of 64: at this machine's measured rates 64 would take about ..., more than hydra.sweeper.within_s=75; workload.num_requests=64 serves all |
+        | 1e6  | figures=false               | 16    | note: 16 requests in place of 64: at this machine's measured rates 64 would take about ..., more than hydra.sweeper.within_s=45; workload.num_requests=64 serves all |
         | 1e6  | workload.num_requests=20    | 20    | nothing                                                                                                                                                          |
         | 1e6  | hydra.sweeper.within_s=null | 64    | nothing                                                                                                                                                          |

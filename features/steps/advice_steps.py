@@ -18,7 +18,7 @@ from tests.support.commands import call
 
 SMALL_ADVICE = (
     "hardware=l4", "model=qwen3_0_6b", "workload.arrival=poisson", "workload.rate=20", "workload.prompt_len.min=50",
-    "workload.prompt_len.max=200", "workload.output_len.min=10", "workload.output_len.max=40", "minutes=0.2",
+    "workload.prompt_len.max=200", "workload.output_len.min=10", "workload.output_len.max=40", "minutes=0.1",
 )  # fmt: skip
 
 

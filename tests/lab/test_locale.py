@@ -18,7 +18,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIO
 @pytest.mark.slow
 def test_a_comparison_is_printed_in_the_characters_that_there_are(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvlab.cli", "run", "-m", *TINY, *SWEEP]
-    environment = {**os.environ, **ASCII, "KVLAB_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, **ASCII}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
     text = done.stdout.decode("ascii")
     assert done.returncode == 0, text + done.stderr.decode("ascii")
