@@ -16,10 +16,11 @@ from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.advise.changes import Change, Price
-from kvlab.lab.advise.goal import PAIRS, Gain, Goal, Kind
+from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.outcome import Outcome
 from kvlab.lab.advise.search import Tried, ranked
 from kvlab.lab.advise.segments import alone, halves
+from kvlab.simulation.accuracy import PAIRS
 
 RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"
 TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arrival="trace")

@@ -12,6 +12,7 @@ from kvlab.lab.advise.changes import Price
 from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.outcome import Outcome
+from kvlab.simulation.accuracy import PAIRS, ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +170,11 @@ def command_of(words: Sequence[str], settings: Mapping[str, Any], text: str) -> 
     return " ".join(["kvlab run", *map(shlex.quote, kept), *changes])
 
 
-def how_sure(goal: Goal, framework: str) -> str:
+def how_sure(framework: str) -> str:
     """What the errors of predicted gains have been."""
-    errors = goal.errors
-    if not errors.pairs:
+    if not (text := ratios(framework)):
         return f"no deployments of {framework} were measured; errors are taken to be the widest of others"
-    return (
-        f"of {errors.pairs} pairs of measured {framework} deployments half had their ratio predicted within "
-        f"{100 * errors.half:.0f} %, nine of ten within {100 * errors.most:.0f} %, and of "
-        f"{100 * errors.direction:.0f} % the right one was the faster"
-    )
+    return f"{text}, and of {100 * PAIRS[framework].direction:.0f} % the right one was the faster"
 
 
 def _devices(number: int) -> str:

@@ -101,7 +101,7 @@ class _Adviser:
             not_tried=tuple((single.change.text, single.reason) for single in tried if not single.gain),
             plan=planned,
             frontier=frontier,
-            sure=how_sure(goal, config.framework.name),
+            sure=how_sure(config.framework.tables),
             simulations=simulations.count,
             notes=self._notes(today),
         )
