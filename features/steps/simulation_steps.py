@@ -112,8 +112,12 @@ def recorded_run(lab: Runner, tmp_path: Path, commands: list[Command], what: str
 @when(parsers.parse('I tune on a measured device "{text}"'))
 def tune_on_device(tmp_path: Path, commands: list[Command], text: str) -> None:
     arrivals = () if "workload.rate" in text else ("workload.rate=400",)
-    deployment = (
-        ["executor=simulated", "executor.dtype=bfloat16", "model=qwen3_8b", "hardware=h100_sxm", "kv.num_blocks=64"]
-    )
+    deployment = [
+        "executor=simulated",
+        "executor.dtype=bfloat16",
+        "model=qwen3_8b",
+        "hardware=h100_sxm",
+        "kv.num_blocks=64",
+    ]
     workload = ("workload.arrival=uniform", *arrivals, *(word for word in TINY if not word.startswith("model=")))
     commands.append(call(tune.main, *deployment, *workload, *text.split(), "tracking=off", f"output={tmp_path}"))

@@ -120,13 +120,13 @@ class Advice:
     def sentences(self) -> list[str]:
         """The answer."""
         today, plan, unit = self.today, self.plan, self.goal.unit
-        now = f"Today: {today.goal} on {_devices(today.devices)} ({_latencies(today)})."
+        now = f"Today: {today.goal} on {_priced(today)} ({_latencies(today)})."
         if not plan.settings:
             tried = len(self.no_difference) + len(self.worse)
             answer = f"Change nothing: of {tried} changes none is better by more than its error."
         else:
             answer = (
-                f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {_devices(plan.figures.devices)} "
+                f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {_priced(plan.figures)} "
                 f"({gain_text(plan.seen)} {unit})."
             )
         if plan.holds is False:
@@ -177,8 +177,10 @@ def how_sure(framework: str) -> str:
     return f"{text}, and of {100 * PAIRS[framework].direction:.0f} % the right one was the faster"
 
 
-def _devices(number: int) -> str:
-    return f"{number} device{'s' * (number != 1)}"
+def _priced(figures: Figures) -> str:
+    devices = f"{figures.devices} device{'s' * (figures.devices != 1)}"
+    price = figures.per_million
+    return devices if price is None else f"{devices} at {price:,.2f} a million output tokens"
 
 
 def _latencies(figures: Figures) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError
+from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
@@ -170,7 +171,9 @@ class LimitSearch(ABC):
         pictures, errors = self.runs.directory / "search", list[OutputError]()
         self.console.rule(style="dim")
         if not self.runs.interrupted:
-            print(problem or "\n".join(self.result(limits)))
+            requests = drawn_requests(self.base.config.workload)
+            advice = None if problem else advice_line(self.words, requests)
+            print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
         with attempt(errors):
             self._write(pictures / f"{self.files}.csv")
         if len(self.ended) > 1:

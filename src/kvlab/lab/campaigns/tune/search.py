@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
+from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.campaigns.tune.settings import TuneSettings
@@ -177,7 +178,8 @@ class Search:
             with attempt(errors):
                 write_page(study, self.metric, command, far, pictures / "tune.html")
             self.console.rule(style="dim")
-            print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command])))
+            advice = advice_line(self.overrides, drawn_requests(self.base.config.workload))
+            print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command, advice])))
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
         metrics = {self.metric: best.value} if best and best.value is not None else {}
