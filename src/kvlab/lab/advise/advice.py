@@ -50,15 +50,12 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A single change, better or no different: what it gains on either part of the traffic, and what it costs."""
+class Seen:
+    """What settings gain on either part of the traffic, and what they cost."""
 
-    kind: str
-    settings: str
-    gain: Gain  # where it was chosen
+    gain: Gain  # where they were chosen
     again: Gain  # on the other part
     figures: Figures  # there
-    price: Price
     cost: str
     command: str
 
@@ -69,21 +66,20 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Proposal(Seen):
+    """A single change, better or no different."""
+
+    kind: str
+    settings: str
+    price: Price
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Seen):
     """Changes that were tried together; none: change nothing."""
 
     settings: tuple[str, ...]
-    gain: Gain
-    again: Gain
-    figures: Figures
-    cost: str
-    command: str
     holds: bool | None  # whether the limits are kept; None: there are none
-
-    @property
-    def seen(self) -> Gain:
-        """The gain on the other part, with an interval that has both."""
-        return self.again.joined(self.gain)
 
 
 @dataclass(frozen=True, slots=True)
