@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlab.lab.advise.changes import Price
-from kvlab.lab.advise.goal import Gain, Goal, Kind
+from kvlab.lab.advise.goal import HOLDS, Gain, Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.outcome import Outcome
 from kvlab.simulation.accuracy import PAIRS, ratios
@@ -126,10 +126,7 @@ class Advice:
                 f"({gain_text(plan.seen)} {unit})."
             )
         if plan.holds is False:
-            near = plan.figures
-            levels = {"ttft": near.ttft_ms[1], "tpot": near.tpot_ms[1]}
-            nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in self.goal.limits)
-            answer += f" Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
+            answer += f" {_unkept(plan, self.proposals, self.goal.limits)}"
         return [now, answer, self._headroom()]
 
     def _headroom(self) -> str:
@@ -150,6 +147,18 @@ class Advice:
         for proposal, values in zip(self.proposals, found["proposals"], strict=True):
             values["verdict"] = proposal.seen.verdict
         return {"answer": self.sentences(), **found}
+
+
+def _unkept(plan: Plan, proposals: Sequence[Proposal], limits: Iterable[str]) -> str:
+    """Of a plan that does not keep the limits on the other part: a change that does, or limits that are kept."""
+    for proposal in proposals:
+        if (within := proposal.figures.within) is not None and within >= HOLDS:
+            return (
+                f"{proposal.settings} alone keeps the limits for 99 % (costs {proposal.cost}), the plan does not."
+            )
+    levels = {"ttft": plan.figures.ttft_ms[1], "tpot": plan.figures.tpot_ms[1]}
+    nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in limits)
+    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
 
 
 def gain_text(gain: Gain) -> str:
