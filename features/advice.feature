@@ -33,12 +33,13 @@ Feature: Advice
     Then it ends with status 0
     And it was chosen on requests of the first 20 seconds, and reported on those behind
 
-  @R30.6
+  @R30.6 @R30.11
   Scenario: Devices and their price
     When I ask for advice on "workload.num_requests=60 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000"
     Then it ends with status 0
     And no plan takes more than 2 devices
     And the price of a million tokens is that of its devices over its tokens
+    And it is said of today's settings and of each number of devices
 
   @R30.7
   Scenario: A page, and runs

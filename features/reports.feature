@@ -11,6 +11,7 @@ Feature: Reports
       And the message says "kv=paged is ... kv=contiguous ... % interval ... 2 pairs"
       And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"
       And the page and the Markdown of the report have every configuration
+      And nothing is said of "redicted: nine"
       When I report on that sweep by its id in the tracking store
       Then the command succeeds
       And the report says "greedy outputs of kv=contiguous, kv=paged: equal for 4 requests"

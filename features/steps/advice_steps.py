@@ -141,6 +141,18 @@ def price_of(laboratory: Commands) -> None:
         assert row["per_million"] == pytest.approx(2 * row["devices"] / per_hour, rel=1e-3)
 
 
+@then("it is said of today's settings and of each number of devices")
+def price_is_said(laboratory: Commands) -> None:
+    found, output = advice_in(laboratory), laboratory.last.output
+    today = found["today"]
+    assert f"{today['devices']} devices at {today['per_million']:,.2f} a million output tokens" in output
+    table = output.partition("with the plan")[2].splitlines()
+    rows = [line.split()[0 :: len(line.split()) - 1] for line in table[2:] if line.strip()][
+        : len(found["frontier"])
+    ]
+    assert rows == [[str(row["devices"]), f"{row['per_million']:,.2f}"] for row in found["frontier"]]
+
+
 @then("the page has the answer and asks for nothing from elsewhere")
 def page_has(laboratory: Commands) -> None:
     (file,) = (laboratory.base / "advice").glob("*/advice.html")

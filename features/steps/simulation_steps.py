@@ -10,8 +10,8 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
-from kvlab.cli import calibrate
-from tests.support.commands import Command, call
+from kvlab.cli import calibrate, tune
+from tests.support.commands import TINY, Command, call
 
 #: As many steps as a fit needs, and fewer.
 LONG = "model.max_seq_len=96 workload.output_len.min=56 workload.output_len.max=60"
@@ -107,3 +107,17 @@ def recorded_run(lab: Runner, tmp_path: Path, commands: list[Command], what: str
     elif what == "a cut summary.json":
         (kept / "summary.json").write_text("{")
     commands += [real] * what.endswith("beside") + [Command(0, "", kept)]
+
+
+@when(parsers.parse('I tune on a measured device "{text}"'))
+def tune_on_device(tmp_path: Path, commands: list[Command], text: str) -> None:
+    arrivals = () if "workload.rate" in text else ("workload.rate=400",)
+    deployment = [
+        "executor=simulated",
+        "executor.dtype=bfloat16",
+        "model=qwen3_8b",
+        "hardware=h100_sxm",
+        "kv.num_blocks=64",
+    ]
+    workload = ("workload.arrival=uniform", *arrivals, *(word for word in TINY if not word.startswith("model=")))
+    commands.append(call(tune.main, *deployment, *workload, *text.split(), "tracking=off", f"output={tmp_path}"))

@@ -6,6 +6,7 @@ import csv
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from kvlab.cli.advise import current_words
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
+from kvlab.lab.advise.advice import Figures, Plan, Proposal, _unkept
 from kvlab.lab.advise.changes import Change, Price
-from kvlab.lab.advise.goal import PAIRS, Gain, Goal, Kind
+from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.outcome import Outcome
 from kvlab.lab.advise.search import Tried, ranked
 from kvlab.lab.advise.segments import alone, halves
+from kvlab.simulation.accuracy import PAIRS
 
 RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"
 TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arrival="trace")
@@ -109,6 +112,24 @@ class TestGain:
 
     def test_seen_twice_has_both_intervals(self) -> None:
         assert Gain(10, 5, 15).joined(Gain(3, -1, 6)) == Gain(10, -1, 15)
+
+
+class TestLimitsThatThePlanDoesNotKeep:
+    """The plan was chosen on one part; what is said is of the other."""
+
+    @staticmethod
+    def said(within: float) -> str:
+        limits, gain = {"tpot": 10.0}, Gain(1, 0.5, 2)
+        figures = Figures.of(outcome([1200.0] * 20), goal(Kind.LEVELS, **limits), None)
+        plan = Plan(gain, gain, figures, "nothing", "", ("a=1",), False)
+        other = Proposal(gain, gain, replace(figures, within=within), "quality", "", "kind", "b=2", Price.QUALITY)
+        return _unkept(plan, [other], limits)
+
+    def test_a_single_change_may(self) -> None:
+        assert self.said(0.995) == "b=2 alone keeps the limits for 99 % (costs quality), the plan does not."
+
+    def test_else_limits_that_it_would_keep(self) -> None:
+        assert self.said(0.98) == "Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept."
 
 
 class TestHalves:

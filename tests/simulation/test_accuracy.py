@@ -60,9 +60,16 @@ def test_of_many_those_of_a_like_load(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_figure_is_told_with_what_it_is_worth() -> None:
     found = interval(HERE, "ttft")
     assert found is not None
-    text = sentence(HERE, {"ttft": 35_400.0})
+    text = sentence({"ttft": 35_400.0}, {"ttft": found})
     assert text == f"ttft 35.4 s (measured deployments like this: within {100 * found.within:.0f} %, 90 % of them)"
-    assert sentence(HERE._replace(framework="mine"), {"ttft": 1.0}) is None
+
+
+def test_errors_are_never_more_than_all_of_it() -> None:
+    rows = [HeldOut(HERE._replace(device="l40s"), 0, error, error) for error in (-0.7, *[0.0] * FEWEST, 2.0)]
+    found = interval(HERE, "tpot", rows)
+    assert found is not None
+    assert -1 < found.low < -0.7
+    assert found.high > 2
 
 
 def test_devices_that_were_measured_and_not() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from experiments.planner_vs_vllm.run import Case, cases
 from kvlab.config import FrameworkConfig
 from kvlab.errors import ConfigError
 from kvlab.planning.startup import Startup, graph_bytes, startup
+from kvlab.simulation.accuracy import PLANNED
 
 MIB = 2**20
 COLD = 0.09  # a start that found its kernels compiled counts less than the plan, which cannot know it
@@ -17,6 +20,7 @@ def test_as_many_blocks_as_vllm_reported() -> None:
     today = [case for case in cases() if case.version[0].isdigit()]
     assert len(today) == 13
     assert {case: case.ratio for case in today} == {case: pytest.approx(1, abs=_bound(case)) for case in today}
+    assert sorted(chain.from_iterable(PLANNED.values())) == sorted(round(case.ratio, 3) for case in today)
 
 
 def _bound(case: Case) -> float:

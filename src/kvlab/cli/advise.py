@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import command, read_settings
 from kvlab.errors import CapacityError, ConfigError
-from kvlab.lab.advise.settings import AdviseSettings
+from kvlab.lab.advise.settings import REFUSED, AdviseSettings
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
 _LAYOUT = ("fleet.replicas", "executor.tensor_parallel")
-_REFUSED = ("sweep", "resume", "repeat", "repeats", "optimize", "hydra.mode")
 
 
 def read_arguments(arguments: list[str]) -> tuple[AdviseSettings, list[str]]:
@@ -45,7 +44,7 @@ def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
         words = [word for word in current_words(settings.current) if _key(word) not in given] + words
     keys = {_key(word) for word in words}
     for word in words:
-        if _key(word) in _REFUSED:
+        if _key(word) in REFUSED:
             text = "has no place in advice, which makes its own runs"
             raise ConfigError(_key(word), word.partition("=")[2], text)
     _check_kept(settings.keep)
@@ -82,17 +81,13 @@ def current_words(file: str) -> list[str]:
         raise ConfigError("current", file, text) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("current", file, f"is no YAML: {str(error).splitlines()[0]}") from error
-    from kvlab.lab.settings import flatten
+    from kvlab.lab.settings import as_word, flatten
 
     if isinstance(found, dict):
-        return [f"{key}={_yaml_text(value)}" for key, value in flatten(found).items()]
+        return [as_word(key, value) for key, value in flatten(found).items()]
     if isinstance(found, list) and all(isinstance(word, str) and "=" in word for word in found):
         return found
     raise ConfigError("current", file, "has no settings; write them as scheduler.max_batched_tokens: 8192")
-
-
-def _yaml_text(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _key(word: str) -> str:

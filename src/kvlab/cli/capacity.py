@@ -24,6 +24,7 @@ from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
 
 if TYPE_CHECKING:
+    from kvlab.config import RunConfig
     from kvlab.lab.capacity import CapacityPlan
 
 
@@ -77,13 +78,10 @@ def _checkpoint(path: Path, name: str) -> list[str]:
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 
-def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
-    """Compute every figure. Raises a KvlabError."""
+def _config(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """The run that is planned, and its words. Raises a KvlabError."""
     from kvlab.cli.compose import compose_one
-    from kvlab.lab.capacity import plan_capacity
-    from kvlab.lab.machine import available_memory
     from kvlab.lab.model_file import check_model_file
-    from kvlab.planning.settings import resolve_device
 
     chosen = [text for override in overrides for text in _model_override(override)]
     if (devices := settings.tensor_parallel) is not None:
@@ -95,6 +93,19 @@ def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
             check_model_file(file)
+    return config, chosen
+
+
+def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
+    """Compute every figure. Raises a KvlabError."""
+    return _plan(settings, _config(settings, overrides)[0])
+
+
+def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
+    from kvlab.lab.capacity import plan_capacity
+    from kvlab.lab.machine import available_memory
+    from kvlab.planning.settings import resolve_device
+
     # A GPU can be planned for where there is none.
     device = config.executor.device
     device = resolve_device("auto") if device == "auto" else device
@@ -134,9 +145,14 @@ def show(plan: CapacityPlan) -> None:
 
 @command(__doc__, CapacitySettings)
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
-    planned = plan(settings, overrides)
+    config, words = _config(settings, overrides)
+    planned = _plan(settings, config)
     if settings.json:
         print(json.dumps(planned.as_dict(), indent=2))
-    else:
-        show(planned)
+        return 0
+    show(planned)
+    from kvlab.lab.advise.settings import advice_line, drawn_requests
+
+    if line := advice_line(words, drawn_requests(config.workload)):
+        print(line)
     return 0

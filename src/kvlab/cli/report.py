@@ -15,19 +15,28 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvlab.cli.settings import command, refuse_settings
-from kvlab.errors import OutputError
+from kvlab.errors import KvlabError, OutputError
 from kvlab.lab.files import sentences
 from kvlab.lab.report.options import ReportOptions
 
 if TYPE_CHECKING:
     from kvlab.lab.report.model import Report
+    from kvlab.lab.results.records import RunRecord
 
 VIOLATED = 3
+_USUAL = (
+    "engine=kvlab",
+    "kv=paged",
+    "scheduler=continuous",
+    "attention=auto",
+    "framework=vllm",
+)  # as conf/run.yaml
 
 
 def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
@@ -54,7 +63,33 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
         print(f"warning: {sentence}", file=sys.stderr)
     if not any(error.path == page for error in errors):
         console.print(f"report: {page}", soft_wrap=True)
+    if line := _advice(made.groups[0].example):
+        console.print(line, soft_wrap=True)
     return made, not errors
+
+
+def _advice(run: RunRecord) -> str | None:
+    """The command that asks what to change of a run that was simulated; None: of another, and of one whose settings
+    this version does not have.
+    """
+    if not run.simulated or not {"model", "workload", "hardware"} <= run.choices.keys():
+        return None
+    from kvlab.cli.compose import compose_run
+    from kvlab.lab.advise.settings import advice_line
+    from kvlab.lab.settings import as_word, flatten, measured
+
+    drawn = cast("int", run.config.get("workload.num_requests"))
+    requests = None if run.config.get("workload.path") else drawn
+    words = [f"{group}={choice}" for group, choice in run.choices.items() if group != "tracking"]
+    if advice_line(words, requests) is None:
+        return None
+    try:
+        usual = flatten(asdict(compose_run(words).config))
+    except KvlabError:
+        return None
+    recorded = measured(run.config, any_repeat=True)
+    others = [as_word(key, value) for key, value in recorded.items() if usual.get(key) != value]
+    return advice_line([word for word in words if word not in _USUAL] + others, requests)
 
 
 def _directory(options: ReportOptions, runs: Sequence[str]) -> Path:

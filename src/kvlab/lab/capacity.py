@@ -27,6 +27,7 @@ from kvlab.planning.cache import kv_spec
 from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import settings_elsewhere
+from kvlab.simulation.accuracy import planned_pools
 from kvlab.workloads import may_sample
 
 FIRST_LENGTH = 256
@@ -68,6 +69,7 @@ class CapacityPlan(MemoryPlan):
     device: str  # in words
     pools: Mapping[str, PoolSize | None]  # by backend; None: not one slot fits
     lengths: tuple[AtLength, ...]
+    sure: str | None = None  # of a pool that is planned for hardware: how far such pools were off
 
     @property
     def paged(self) -> PoolSize:
@@ -81,6 +83,7 @@ class CapacityPlan(MemoryPlan):
             "model": self.name,
             "device": self.device,
             "memory_bytes": self.memory,
+            "sure": self.sure,
             "inputs": {
                 "layers": model.num_layers,
                 "sliding_layers": sum(layer.sliding_window is not None for layer in model.layers),
@@ -137,6 +140,7 @@ def plan_capacity(
         block = kv.block_size * spec.bytes_per_token
         if hardware is not None:
             check_devices(config, hardware, plan)
+            plan = replace(plan, sure=planned_pools(config.framework.tables, hardware.name))
         elif memory < plan.needed(block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{plan.left(memory)}B")

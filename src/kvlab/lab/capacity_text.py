@@ -167,5 +167,7 @@ def closing_notes(plan: CapacityPlan) -> Iterator[str]:
     batch = plan.settings.max_batch_size
     if max(count for row in plan.lengths for count in row.sequences.values()) > batch:
         yield f"scheduler.max_batch_size={batch} lets {batch} run at once; more than that have to wait."
+    if plan.sure is not None:
+        yield f"The size of the pool is planned: {plan.sure}."
     if plan.settings.device == "cpu":
         yield "The interpreter and its libraries take about 0.5 GiB of the machine's memory beside this."

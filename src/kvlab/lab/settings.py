@@ -40,6 +40,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return flat
 
 
+def as_word(key: str, value: object) -> str:
+    """A setting as it is typed on a command line."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{key}={text}"
+
+
 def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, object]:
     """The flat settings that a measurement depends on, but for empty lists, and for `repeat` with `any_repeat`."""
     left_out = _NOT_MEASURED | {"repeat"} if any_repeat else _NOT_MEASURED

@@ -7,14 +7,18 @@ An interval is that of nine of ten of the deployments like the one asked about: 
 `_CLASSES` that has `FEWEST`, the `NEAREST` by load. Deployments of measured models on measured devices say too
 little of others, and by how much is known from leaving them out: `WIDENED`, which
 `experiments/simulated_vs_silicon/calibration.py` finds, and checks on the other half of the rows.
+
+A ratio of two predictions is nearer than either: `PAIRS`. Planned pools beside published ones: `PLANNED`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from csv import DictReader
+from dataclasses import dataclass
 from functools import cache
-from math import log2
+from itertools import chain
+from math import expm1, log1p, log2
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,8 +89,40 @@ _CLASSES: tuple[Callable[[Case, Case], bool], ...] = (
     _same_device_or_model,
     lambda case, other: case.is_sparse == other.is_sparse,
 )
-#: By how much an interval of a class and figure is widened about its median.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.0, 2.0), "ttft": (1.1, 2.4, 2.2)}
+
+
+@dataclass(frozen=True, slots=True)
+class PairErrors:
+    """How far simulated ratios of mean latencies were from measured ones: half of the pairs of deployments were
+    within `half`, nine of ten within `most`; `direction` had the right one slower.
+    """
+
+    pairs: int
+    half: float
+    most: float
+    direction: float
+
+
+#: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
+#: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
+PAIRS = {
+    "vllm": PairErrors(321, 0.058, 0.254, 0.944),
+    "trtllm": PairErrors(519, 0.041, 0.143, 0.996),
+    "sglang": PairErrors(93, 0.034, 0.109, 0.968),
+}
+#: Of a framework without any: the widest of those.
+UNKNOWN_PAIRS = PairErrors(0, 0.058, 0.254, 0.0)
+
+#: Planned over published KV blocks at starts of vLLM 0.9 and later, by device (experiments/planner_vs_vllm).
+PLANNED = {
+    "a100_sxm": (1.005, 0.995),
+    "h100_sxm": (1.0, 1.0, 0.997, 0.998, 0.998, 1.026, 1.027),
+    "l40s": (0.916,),
+    "rtx_4090": (0.991,),
+    "rtx_pro_6000_server": (1.015, 0.984),
+}
+#: By how much an interval of a class and figure is widened about its median, in logarithms.
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.0, 2.0), "ttft": (1.1, 2.6, 2.3)}
 
 
 @cache
@@ -128,8 +164,10 @@ def interval(case: Case, figure: str, among: Sequence[HeldOut] | None = None) ->
 
 
 def _of(errors: Sequence[float], widened: float) -> Interval:
-    low, middle, high = (_quantile(errors, share) for share in (0.05, 0.5, 0.95))
-    return Interval(middle - widened * (middle - low), middle + widened * (high - middle), len(errors))
+    # In logarithms of measured / predicted, which no widening makes negative.
+    low, middle, high = (log1p(_quantile(errors, share)) for share in (0.05, 0.5, 0.95))
+    ends = middle - widened * (middle - low), middle + widened * (high - middle)
+    return Interval(expm1(ends[0]), expm1(ends[1]), len(errors))
 
 
 def _quantile(errors: Sequence[float], share: float) -> float:
@@ -150,16 +188,34 @@ def how_sure(framework: str, device: str) -> str | None:
     return text if device in devices else f"{text}; none is on {device}"
 
 
-def sentence(case: Case, figures_ms: dict[str, float]) -> str | None:
-    """Predicted means of a run by the names of `FIGURES`, and how sure they are. None: no such was measured."""
+def sentence(figures_ms: Mapping[str, float], errors: Mapping[str, Interval]) -> str:
+    """Predicted means of a run by the names of `FIGURES`, and how sure they are."""
     parts = []
     for figure, predicted in figures_ms.items():
-        found = interval(case, figure)
-        if found is None:
-            return None
         shown = f"{predicted / 1000:.3g} s" if predicted >= 1000 else f"{predicted:.3g} ms"
-        parts.append(f"{figure} {shown} ({found.text()})")
+        parts.append(f"{figure} {shown} ({errors[figure].text()})")
     return "; ".join(parts)
+
+
+def ratios(framework: str) -> str:
+    """How near predicted ratios of latencies were to measured ones, in words; empty where none were measured."""
+    known = PAIRS.get(framework)
+    if known is None:
+        return ""
+    return (
+        f"of {known.pairs} pairs of measured {framework} deployments half had their ratio predicted within "
+        f"{100 * known.half:.0f} %, nine of ten within {100 * known.most:.0f} %"
+    )
+
+
+def planned_pools(framework: str, device: str) -> str:
+    """How near planned pools were to those of published starts, in words."""
+    if framework != "vllm":
+        return f"how far pools that are planned for {framework} are off was not measured"
+    errors = sorted(abs(1 / ratio - 1) for ratio in chain.from_iterable(PLANNED.values()))
+    within = 100 * _quantile(errors, 0.9)
+    text = f"nine of ten of {len(errors)} published starts of vllm had pools within {within:.0f} %"
+    return text if device in PLANNED else f"{text}; none was on {device}"
 
 
 def _within(rows: Sequence[HeldOut], figure: str) -> float:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlab.lab.advise.changes import Price
-from kvlab.lab.advise.goal import Gain, Goal, Kind
+from kvlab.lab.advise.goal import HOLDS, Gain, Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.outcome import Outcome
+from kvlab.simulation.accuracy import PAIRS, ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,12 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A single change, better or no different: what it gains on either part of the traffic, and what it costs."""
+class Seen:
+    """What settings gain on either part of the traffic, and what they cost."""
 
-    kind: str
-    settings: str
-    gain: Gain  # where it was chosen
+    gain: Gain  # where they were chosen
     again: Gain  # on the other part
     figures: Figures  # there
-    price: Price
     cost: str
     command: str
 
@@ -68,21 +66,20 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Proposal(Seen):
+    """A single change, better or no different."""
+
+    kind: str
+    settings: str
+    price: Price
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Seen):
     """Changes that were tried together; none: change nothing."""
 
     settings: tuple[str, ...]
-    gain: Gain
-    again: Gain
-    figures: Figures
-    cost: str
-    command: str
     holds: bool | None  # whether the limits are kept; None: there are none
-
-    @property
-    def seen(self) -> Gain:
-        """The gain on the other part, with an interval that has both."""
-        return self.again.joined(self.gain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +116,17 @@ class Advice:
     def sentences(self) -> list[str]:
         """The answer."""
         today, plan, unit = self.today, self.plan, self.goal.unit
-        now = f"Today: {today.goal} on {_devices(today.devices)} ({_latencies(today)})."
+        now = f"Today: {today.goal} on {_priced(today)} ({_latencies(today)})."
         if not plan.settings:
             tried = len(self.no_difference) + len(self.worse)
             answer = f"Change nothing: of {tried} changes none is better by more than its error."
         else:
             answer = (
-                f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {_devices(plan.figures.devices)} "
+                f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {_priced(plan.figures)} "
                 f"({gain_text(plan.seen)} {unit})."
             )
         if plan.holds is False:
-            near = plan.figures
-            levels = {"ttft": near.ttft_ms[1], "tpot": near.tpot_ms[1]}
-            nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in self.goal.limits)
-            answer += f" Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
+            answer += f" {_unkept(plan, self.proposals, self.goal.limits)}"
         return [now, answer, self._headroom()]
 
     def _headroom(self) -> str:
@@ -155,6 +149,18 @@ class Advice:
         return {"answer": self.sentences(), **found}
 
 
+def _unkept(plan: Plan, proposals: Sequence[Proposal], limits: Iterable[str]) -> str:
+    """Of a plan that does not keep the limits on the other part: a change that does, or limits that are kept."""
+    for proposal in proposals:
+        if (within := proposal.figures.within) is not None and within >= HOLDS:
+            return (
+                f"{proposal.settings} alone keeps the limits for 99 % (costs {proposal.cost}), the plan does not."
+            )
+    levels = {"ttft": plan.figures.ttft_ms[1], "tpot": plan.figures.tpot_ms[1]}
+    nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in limits)
+    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
+
+
 def gain_text(gain: Gain) -> str:
     """A gain and its interval."""
     digits = 0 if abs(gain.value) >= 10 else 1
@@ -169,20 +175,17 @@ def command_of(words: Sequence[str], settings: Mapping[str, Any], text: str) -> 
     return " ".join(["kvlab run", *map(shlex.quote, kept), *changes])
 
 
-def how_sure(goal: Goal, framework: str) -> str:
+def how_sure(framework: str) -> str:
     """What the errors of predicted gains have been."""
-    errors = goal.errors
-    if not errors.pairs:
+    if not (text := ratios(framework)):
         return f"no deployments of {framework} were measured; errors are taken to be the widest of others"
-    return (
-        f"of {errors.pairs} pairs of measured {framework} deployments half had their ratio predicted within "
-        f"{100 * errors.half:.0f} %, nine of ten within {100 * errors.most:.0f} %, and of "
-        f"{100 * errors.direction:.0f} % the right one was the faster"
-    )
+    return f"{text}, and of {100 * PAIRS[framework].direction:.0f} % the right one was the faster"
 
 
-def _devices(number: int) -> str:
-    return f"{number} device{'s' * (number != 1)}"
+def _priced(figures: Figures) -> str:
+    devices = f"{figures.devices} device{'s' * (figures.devices != 1)}"
+    price = figures.per_million
+    return devices if price is None else f"{devices} at {price:,.2f} a million output tokens"
 
 
 def _latencies(figures: Figures) -> str:

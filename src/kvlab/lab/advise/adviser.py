@@ -14,7 +14,7 @@ from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import Advice, Figures, Plan, Proposal, command_of, how_sure
 from kvlab.lab.advise.changes import Change, merged
 from kvlab.lab.advise.goal import Goal
-from kvlab.lab.advise.headroom import headroom, replayed, summary
+from kvlab.lab.advise.headroom import replayed, summary
 from kvlab.lab.advise.outcome import Outcome, devices_of, served, simulate
 from kvlab.lab.advise.search import Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
@@ -73,7 +73,7 @@ class _Adviser:
         ledger = replayed(config, self.requests, blocks, self.cores)
         facts = ledger.facts(config, self.requests, today)
         causes = _causes(config, self.first)
-        room = headroom(ledger, today, simulate(config, {}, alone(self.first, _ALONE)), causes)
+        room = ledger.headroom(today, simulate(config, {}, alone(self.first, _ALONE)), causes)
         search = Search(simulations, self.first, goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
         tried = search.singles()
@@ -101,7 +101,7 @@ class _Adviser:
             not_tried=tuple((single.change.text, single.reason) for single in tried if not single.gain),
             plan=planned,
             frontier=frontier,
-            sure=how_sure(goal, config.framework.name),
+            sure=how_sure(config.framework.tables),
             simulations=simulations.count,
             notes=self._notes(today),
         )
@@ -147,16 +147,9 @@ class _Adviser:
             change = single.change
             if single.gain is None or outcome.error:
                 continue
-            proposal = Proposal(
-                change.kind,
-                change.text,
-                single.gain,
-                goal.gain(before, outcome),
-                self._figures(outcome),
-                change.price,
-                change.cost,
-                command_of(self.words, change.settings, change.text),
-            )
+            command, again = command_of(self.words, change.settings, change.text), goal.gain(before, outcome)
+            seen = single.gain, again, self._figures(outcome), change.cost, command
+            proposal = Proposal(*seen, change.kind, change.text, change.price)
             if proposal.seen.verdict == "better" or (single in fewer and proposal.seen.verdict != "worse"):
                 found.append(proposal)
         return tuple(found)
@@ -170,12 +163,12 @@ class _Adviser:
         costs = dict.fromkeys(change.cost for change in plan.values() if change.cost != "nothing")
         texts = tuple(change.text for change in plan.values())
         return Plan(
-            texts,
             goal.gain(search.today, self.simulations.one(settings, self.first)),
             goal.gain(before, outcome),
             self._figures(outcome),
             "; ".join(costs) or "nothing",
             command_of(self.words, settings, " ".join(texts)),
+            texts,
             goal.holds(outcome) if goal.limits else None,
         )
 

@@ -11,6 +11,7 @@ from kvlab.config import RunConfig
 from kvlab.kv.pools import POOLS
 from kvlab.lab.advise.outcome import Settings, devices_of
 from kvlab.lab.capacity import compared_backends
+from kvlab.lab.settings import as_word
 
 _MOST_TOKENS = 65_536
 _QUALITY = "quality: {} more perplexity (experiments/precision)"
@@ -37,7 +38,7 @@ class Change:
     @property
     def text(self) -> str:
         """As settings of kvlab run."""
-        return " ".join(f"{key}={setting_text(value)}" for key, value in self.settings.items())
+        return " ".join(as_word(key, value) for key, value in self.settings.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,6 @@ class TrafficFacts:
     best_eviction: str | None  # the policy that finds most in a pool of today's size, if not today's
     salts: int
     pins: bool
-
-
-def setting_text(value: Any) -> str:
-    """A value as a user types it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:

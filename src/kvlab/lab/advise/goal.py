@@ -10,32 +10,11 @@ from numpy.typing import NDArray
 
 from kvlab.config import RunConfig
 from kvlab.lab.advise.outcome import Outcome
+from kvlab.simulation.accuracy import PAIRS, UNKNOWN_PAIRS, PairErrors
 
 HOLDS = 0.99  # share of requests within the limits
 _BLOCKS, _DRAWS, _INTERVAL = 20, 400, (5, 95)  # of the bootstrap over blocks of consecutive requests
 _LEAST = 0.01  # a gain below is no difference, however sure
-
-
-@dataclass(frozen=True, slots=True)
-class PairErrors:
-    """How far simulated ratios of mean latencies were from measured ones: half of the pairs of deployments were
-    within `half`, nine of ten within `most`; `direction` had the right one slower.
-    """
-
-    pairs: int
-    half: float
-    most: float
-    direction: float
-
-
-#: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
-#: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
-PAIRS = {
-    "vllm": PairErrors(321, 0.058, 0.254, 0.944),
-    "trtllm": PairErrors(519, 0.041, 0.143, 0.996),
-    "sglang": PairErrors(93, 0.034, 0.109, 0.968),
-}
-_UNKNOWN = PairErrors(0, 0.058, 0.254, 0.0)  # of a framework without any: the widest of those
 
 
 class Kind(StrEnum):
@@ -79,7 +58,7 @@ class Goal:
     @classmethod
     def of(cls, config: RunConfig, *, at_once: bool) -> Goal:
         """The goal of a configuration. `at_once`: its requests wait for nothing, so that throughput counts."""
-        limits, errors = config.slo.limits, PAIRS.get(config.framework.tables, _UNKNOWN)
+        limits, errors = config.slo.limits, PAIRS.get(config.framework.tables, UNKNOWN_PAIRS)
         kind = Kind.LEVELS if limits else Kind.THROUGHPUT if at_once else Kind.LATENCY
         return cls(kind, limits, errors)
 

@@ -51,24 +51,6 @@ class TrafficSummary:
         return f"{text}; prompts of {prompt} tokens, outputs of {output}: p50 (p99)"
 
 
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """Shares of prompt tokens that a prefix cache finds: now; and, of requests one after the other in one pool of
-    the size of all replicas' together, with today's eviction, the best policy, the optimum, and without a limit.
-    `blocks_for` gives the blocks at which the least recently used finds half, nine tenths and all but a hundredth
-    of that. `alone_s`: the mean time of a request that has the devices to itself.
-    """
-
-    now: float
-    blocks: int
-    rates: Mapping[str, float]  # by policy, with belady
-    ceiling: float
-    blocks_for: Mapping[str, int]
-    mean_s: float
-    alone_s: float
-    causes: Mapping[str, float]  # shares of the time of all requests; empty: of a fleet
-
-
 def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
     """What the traffic is."""
     arrivals = np.array([request.arrival_s for request in requests if request.follows is None])
@@ -96,10 +78,13 @@ def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the ledger alone says of requests: hit rates by policy in one pool, blocks by share of the ceiling."""
+    """What the ledger alone says: shares of prompt tokens that are found, of requests one after the other in a pool
+    of the size of all replicas' together, by policy and the optimum, and without a limit. `blocks_for` gives the
+    blocks at which the least recently used finds half, nine tenths and all but a hundredth of that.
+    """
 
     blocks: int
-    rates: Mapping[str, float]
+    rates: Mapping[str, float]  # by policy, with belady
     ceiling: float  # with blocks of 16 tokens, where those find more
     blocks_for: Mapping[str, int]
 
@@ -117,6 +102,21 @@ class Ledger:
             salts=len({request.salt for request in requests if request.salt is not None}),
             pins=any(request.pin_tokens for request in requests),
         )
+
+    def headroom(self, today: Outcome, alone: Outcome, causes: Mapping[str, float]) -> Headroom:
+        """What there is to gain at most."""
+        found = self.blocks, self.rates, self.ceiling, self.blocks_for
+        return Headroom(*found, today.metrics.get("kv/prefix_hit_rate", 0.0), today.mean_s, alone.mean_s, causes)
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom(Ledger):
+    """Beside what is found `now`. `alone_s`: the mean time of a request that has the devices to itself."""
+
+    now: float
+    mean_s: float
+    alone_s: float
+    causes: Mapping[str, float]  # shares of the time of all requests; empty: of a fleet
 
 
 def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores: int) -> Ledger:
@@ -150,11 +150,3 @@ def _blocks_for(traffic: Traffic) -> dict[str, int]:
         return {}
     shares = {"50 %": 0.5, "90 %": 0.9, "99 %": 0.99}
     return {name: int(needed[min(int(share * len(needed)), len(needed) - 1)]) for name, share in shares.items()}
-
-
-def headroom(ledger: Ledger, today: Outcome, alone: Outcome, causes: Mapping[str, float]) -> Headroom:
-    """What there is to gain at most."""
-    now = today.metrics.get("kv/prefix_hit_rate", 0.0)
-    return Headroom(
-        now, ledger.blocks, ledger.rates, ledger.ceiling, ledger.blocks_for, today.mean_s, alone.mean_s, causes
-    )

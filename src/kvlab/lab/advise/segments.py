@@ -10,8 +10,8 @@ import numpy as np
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.errors import WorkloadError
+from kvlab.lab.advise.settings import FEWEST
 
-FEWEST = 20  # requests that say anything
 _BUSY = 90  # percentile of the load of windows, at which one is taken where not all can be simulated
 _APART_S = 86_400.0
 _WARM = 0.15  # share of a window's requests that fill the cache and are not counted

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvlab.config import RunConfig
-from kvlab.lab.advise.changes import setting_text
 from kvlab.lab.advise.outcome import Outcome, Settings, simulate
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.processes import in_processes
+from kvlab.lab.settings import as_word
 
 _ARRAYS = ("ttft_ms", "tpot_ms", "e2el_ms")
 _DIGITS = 6  # of a latency in ms: those of a file are those of a simulation
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     @property
     def key(self) -> str:
         """As text."""
-        return " ".join([f"{name}={setting_text(value)}" for name, value in self.settings] + [f"on {self.segment}"])
+        return " ".join([as_word(name, value) for name, value in self.settings] + [f"on {self.segment}"])
 
 
 class Simulations:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from kvlab.lab.advise.advice import Advice, gain_text
+from kvlab.lab.advise.advice import Advice, Figures, gain_text
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 
@@ -67,31 +67,32 @@ def _changes(advice: Advice) -> Table:
     table.add_column("costs", overflow="fold")
     for proposal in advice.proposals:
         seen = proposal.seen
-        per = proposal.figures.per_million
         table.add_row(
             proposal.settings,
             f"{proposal.gain.value:+.1f}",
             f"{proposal.again.value:+.1f}",
             f"{seen.low:+.0f} to {seen.high:+.0f}",
-            *([f"{per:,.2f}" if per is not None else "-"] if priced else []),
+            *([_price(proposal.figures)] if priced else []),
             proposal.cost,
         )
     plan = advice.plan
     if len(plan.settings) > 1:
         cells = (f"{plan.gain.value:+.1f}", f"{plan.again.value:+.1f}", gain_text(plan.seen).partition(", ")[2])
-        per = plan.figures.per_million
         table.add_section()
         table.add_row(
             f"the plan: {' '.join(plan.settings)}",
             *cells,
-            *([f"{per:,.2f}" if per is not None else "-"] if priced else []),
+            *([_price(plan.figures)] if priced else []),
             plan.cost,
         )
     return table
 
 
 def _frontier(advice: Advice) -> Table:
-    table = new_table("devices", "with the plan", "goodput", "ttft p99", "tpot p99", "tokens/s", no_wrap=True)
+    priced = advice.today.per_million is not None
+    price = ["1M tokens"] if priced else []
+    names = ("devices", "with the plan", "goodput", "ttft p99", "tpot p99", "tokens/s", *price)
+    table = new_table(*names, no_wrap=True)
     for row in advice.frontier:
         table.add_row(
             f"{row.devices}",
@@ -100,5 +101,11 @@ def _frontier(advice: Advice) -> Table:
             f"{row.ttft_ms[1]:,.0f} ms",
             f"{row.tpot_ms[1]:,.1f} ms",
             f"{row.tokens_per_s:,.0f}",
+            *([_price(row)] if priced else []),
         )
     return table
+
+
+def _price(figures: Figures) -> str:
+    """Of a million output tokens."""
+    return "-" if figures.per_million is None else f"{figures.per_million:,.2f}"

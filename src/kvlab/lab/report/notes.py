@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvlab.lab.compare.groups import Group, pairs_of
 from kvlab.lab.report.options import ReportOptions
+from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import count
 
 _MACHINE = ("machine", "device", "threads")
@@ -13,8 +14,10 @@ _MACHINE = ("machine", "device", "threads")
 
 def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
     """How the figures were computed, in sentences."""
+    far = how_far_off((run.facts for group in groups for run in group.runs), compared=len(groups) > 1)
+    said = [f"{far[0].upper()}{far[1:]}."] if far else []
     if len(groups) == 1:
-        return [f"Figures are medians of {count(len(groups[0].runs), 'run')}."]
+        return [f"Figures are medians of {count(len(groups[0].runs), 'run')}.", *said]
     baseline, others = groups[0], [group for group in groups[1:] if group.runs]
     paired = [group for group in others if pairs_of(baseline, group)]
     single = [group for group in others if group not in paired and min(len(group.runs), len(baseline.runs)) < 2]
@@ -43,7 +46,7 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
             f"{options.min_effect:g} %; `same` means that no difference was shown: the interval tells how "
             "large one could be."
         )
-    return notes
+    return notes + said
 
 
 def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: ReportOptions) -> list[str]:

@@ -20,6 +20,7 @@ from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.requests import is_within, latencies_ms
 from kvlab.lab.run.drive import RunLog
 
+ATTAINMENT = "slo/attainment"
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 _RETENTION = ("expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")  # where there is any
 _MOST_TENANTS = 16
@@ -52,7 +53,7 @@ def run_metrics(
     if (load := offered_load(records)) is not None:
         metrics |= {"load/offered_per_s": load.offered_per_s, "load/served_per_s": load.served_per_s}
     if slo is not None:
-        metrics |= _service_levels(log, slo.limits)
+        metrics |= service_levels(log, slo.limits)
     if pool is not None:
         metrics |= {"capacity/kv_bytes": pool.num_bytes, "capacity/token_slots": pool.token_slots}
     if leaked_blocks is not None:
@@ -94,7 +95,7 @@ def _prompt_tokens(record: RequestRecord) -> int:
     return record.prompt_tokens if record.token_times_s and not record.sample else 0
 
 
-def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float]:
+def service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float]:
     """Goodput, and the shares of all submitted requests that completed within `limits`: those of ttft and tpot."""
     if not limits:
         return {}
@@ -105,7 +106,7 @@ def _service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float
     if log.duration_s > 0:
         metrics["slo/goodput_per_s"] = good / log.duration_s
     if submitted:
-        metrics["slo/attainment"] = 100 * good / submitted
+        metrics[ATTAINMENT] = 100 * good / submitted
         metrics |= {f"slo/{name}_attainment": 100 * sum(flags) / submitted for name, flags in within.items()}
     return metrics
 

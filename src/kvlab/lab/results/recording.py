@@ -27,6 +27,7 @@ from kvlab.lab.results.catalogue import SERIES, SHARES
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
+from kvlab.lab.results.sureness import ACCURACY, Predicted
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.plan import PeerPlan, RunPlan
 from kvlab.lab.settings import Composition, as_recorded, flatten
@@ -103,12 +104,21 @@ class Recording:
             print_note(self._context.console, warning, "note")
         self.tracker.watch_system()
 
-    def finish(self, log: RunLog, metrics: dict[str, float], status: RunStatus, error: str | None = None) -> None:
-        """Write the run's files, then hand them to the store."""
+    def finish(
+        self,
+        log: RunLog,
+        metrics: dict[str, float],
+        status: RunStatus,
+        error: str | None = None,
+        sure: Predicted | None = None,
+    ) -> None:
+        """Write the run's files, then hand them to the store. `sure`: how far off its latencies may be."""
         self.wait_until_open()
         error = error and redact(error)
         directory, console = self._context.directory, self._context.console
         summary = self._summary(metrics, status, error)
+        if sure is not None:
+            summary[ACCURACY] = sure.as_dict()
         if (report := log.engine_report) is not None:
             summary["engine"] = {**report.facts, "invalid": report.invalid, "notes": list(report.notes)}
         self.unwritten += write_artifacts(directory, log, summary, self._context.config_yaml)

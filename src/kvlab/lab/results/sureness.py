@@ -1,22 +1,47 @@
-"""How sure a simulated run's latencies are, from errors on deployments that were measured."""
+"""How far predicted figures have been off, of runs that are simulated with measured operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any, NamedTuple
 
 from kvlab.config import RunConfig
-from kvlab.core import RequestRecord
-from kvlab.simulation.accuracy import Case, sentence
+from kvlab.lab.results.metrics import ATTAINMENT, service_levels
+from kvlab.lab.run.drive import RunLog
+from kvlab.simulation.accuracy import FIGURES, Case, Interval, interval, ratios, sentence
+
+ACCURACY = "accuracy"  # of a run's summary
 
 
-def how_sure_it_is(config: RunConfig, records: Sequence[RequestRecord], *, is_sparse: bool) -> str | None:
-    """Mean ttft and tpot of a run whose steps were timed by measured operations, each with its interval. None: no
-    request has both, or no deployment of the framework was measured.
+class Predicted(NamedTuple):
+    """Mean latencies of a run by the names of FIGURES, and how far those of measured deployments like it were off.
+    `attainment`: percent of requests within their limits if all latencies were at the high end, and at the low end,
+    of that; None: no limits.
+    """
+
+    framework: str
+    means_ms: dict[str, float]
+    errors: dict[str, Interval]
+    attainment: tuple[float, float] | None
+
+    def sentence(self) -> str:
+        """Each figure with its interval, in words."""
+        return sentence(self.means_ms, self.errors) + _attained(self.attainment)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the run's summary keeps: measured / predicted - 1 of nine in ten, `low` and `high`."""
+        kept: dict[str, Any] = {name: [own.low, own.high] for name, own in self.errors.items()}
+        return kept | {"framework": self.framework, "attainment": self.attainment}
+
+
+def predicted(config: RunConfig, log: RunLog, *, is_sparse: bool) -> Predicted | None:
+    """Of a run whose steps were timed by measured operations. None: no request has both latencies, or no deployment
+    of the framework was measured.
     """
     served = [
         (record, record.ttft_ms, record.tpot_ms, record.e2el_ms)
-        for record in records
+        for record in log.records
         if record.ttft_ms is not None and record.tpot_ms is not None
     ]
     if not served or config.hardware is None:
@@ -33,6 +58,31 @@ def how_sure_it_is(config: RunConfig, records: Sequence[RequestRecord], *, is_sp
         fmean(len(record.output_token_ids) for record, *_ in served),
         sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / config.fleet.replicas,
     )
-    return sentence(
-        case, {"ttft": fmean(ttft for _, ttft, _, _ in served), "tpot": fmean(t for _, _, t, _ in served)}
-    )
+    errors = {name: found for name in FIGURES if (found := interval(case, name)) is not None}
+    if len(errors) < len(FIGURES):
+        return None
+    means = {"ttft": fmean(ttft for _, ttft, _, _ in served), "tpot": fmean(tpot for _, _, tpot, _ in served)}
+    limits, attainment = config.slo.limits, None
+    if limits:
+        slower, faster = ({name: most / (1 + errors[name][end]) for name, most in limits.items()} for end in (1, 0))
+        attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
+    return Predicted(case.framework, means, errors, attainment)
+
+
+def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = False) -> str | None:
+    """What runs' summaries say of that, the widest of each figure; `compared`: their ratios too. None: nothing."""
+    known = [summary[ACCURACY] for summary in summaries if ACCURACY in summary]
+    if not known:
+        return None
+    widest = {name: max(abs(error) for found in known for error in found[name]) for name in reversed(FIGURES)}
+    parts = [f"{name} within {100 * error:.0f} %" for name, error in widest.items()]
+    text = f"predicted: nine of ten measured deployments like this had mean {' and '.join(parts)}"
+    if len(known) == 1:
+        text += _attained(known[0]["attainment"])
+    frameworks = {found["framework"] for found in known}
+    near = ratios(frameworks.pop()) if compared and len(frameworks) == 1 else ""
+    return f"{text}; {near}" if near else text
+
+
+def _attained(attainment: Sequence[float] | None) -> str:
+    return "" if attainment is None else "; so far off {:.1f} to {:.1f} % are within the limits".format(*attainment)

@@ -12,6 +12,7 @@ from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.recording import Recording
 from kvlab.lab.results.recording import RunContext as RunContext
+from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.trace import trace_events, write_trace
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.interrupt import stop_on_signal
@@ -23,6 +24,7 @@ from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.tracking import RunStatus
 from kvlab.secrets import redact
+from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 def execute(config: RunConfig, context: RunContext) -> RunResult:
@@ -54,6 +56,7 @@ def _execute(
         reporter.note(crowded)
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
+    sure: Predicted | None = None
     try:
         reporter.estimate(plan)
         engine = start_engine(plan, context.directory, profiler, should_stop)
@@ -65,7 +68,8 @@ def _execute(
         if plan.tokenizer is not None:
             log.records = with_text(log.records, plan.requests, plan.tokenizer, plan.model.eos_token_ids)
         metrics = measure(plan, served, profiler, may_measure=crowded is None)
-        reporter.served(plan, served)
+        sure = _predicted(plan, log)
+        reporter.served(plan, served, sure)
         if served.playback is not None and not log.interrupted:
             reporter.note(served.playback.finish(log), "note")
         if profiler.enabled or config.figures:
@@ -79,7 +83,7 @@ def _execute(
         reason = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
         recording.finish(log, metrics, _failure(error), reason)
         raise
-    recording.finish(log, metrics, status, problem)
+    recording.finish(log, metrics, status, problem, sure)
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=isinstance(plan, PeerPlan), brief=not config.verbose)
@@ -90,6 +94,13 @@ def _crowded(plan: RunPlan | PeerPlan, watch: CpuWatch) -> str | None:
     """Why this machine's processors are too busy for a measurement; None: they are not, or it needs none."""
     threads = plan.cpu_threads if isinstance(plan, RunPlan) else 0
     return oversubscription(threads, watch.busy_cores()) if threads else None
+
+
+def _predicted(plan: RunPlan | PeerPlan, log: RunLog) -> Predicted | None:
+    """How sure the latencies are that measured operations predict; None: of another run."""
+    if not isinstance(plan, RunPlan) or not isinstance(plan.timing, SiliconTiming):
+        return None
+    return predicted(plan.config, log, is_sparse=hasattr(plan.model, "experts"))
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:

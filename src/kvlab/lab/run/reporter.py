@@ -16,7 +16,7 @@ from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
-from kvlab.lab.results.sureness import how_sure_it_is
+from kvlab.lab.results.sureness import Predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
@@ -28,7 +28,6 @@ from kvlab.lab.terminal import marked, print_note
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
-from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Reporter:
             facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
             self.console.print(f"engine: {facts}", soft_wrap=True)
 
-    def served(self, plan: RunPlan | PeerPlan, served: Served) -> None:
+    def served(self, plan: RunPlan | PeerPlan, served: Served, sure: Predicted | None) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if plan.config.fleet.replicas > 1 and not self.context.in_sweep:
@@ -124,7 +123,7 @@ class Reporter:
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")
         self.answers(log)
-        for remark in _remarks(plan, log):
+        for remark in _remarks(plan, log, sure):
             self.note(remark)
 
     def answers(self, log: RunLog) -> None:
@@ -166,14 +165,12 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
-def _remarks(plan: RunPlan | PeerPlan, log: RunLog) -> list[str]:
+def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> list[str]:
     remarks = [] if log.engine_report is None else list(log.engine_report.notes)
     timing = plan.timing if isinstance(plan, RunPlan) else None
     if timing is not None and (remark := timing.remark(log.steps)):
         remarks.append(remark)
-    if isinstance(plan, RunPlan) and isinstance(timing, SiliconTiming):
-        sure = how_sure_it_is(plan.config, log.records, is_sparse=hasattr(plan.model, "experts"))
-        remarks += [] if sure is None else [sure]
+    remarks += [] if sure is None else [sure.sentence()]
     is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
     load = offered_load(log.records) if is_open and not log.interrupted else None
     if load is not None and (sentence := load.sentence()):

@@ -12,6 +12,7 @@ from typing import Any
 from kvlab.lab.campaigns.sweep.plan import SweepPlan
 from kvlab.lab.campaigns.sweep.results import best, medians, read_results
 from kvlab.lab.results.records import SIMULATED
+from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import comparison_table, count, memory_sentence, points_table
 from kvlab.lab.run.progress import clock
 from kvlab.lab.terminal import Terminal
@@ -106,6 +107,8 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
     machines = {str(result.get("machine", "")) for result in results}
     if simulated := sorted(name for name in machines if name.startswith(SIMULATED)):
         console.print(f"\nNothing was computed: {'; '.join(simulated)}.")
+    if text := how_far_off(results, compared=len(rows) > 1):
+        console.print(text, style="dim")
     for result in {(result["group"], result["error"]): result for result in results if result["error"]}.values():
         print(f"{result['group']}: {result['status'].replace('_', ' ')}: {result['error']}")
     counts = {status: sum(result["status"] == status for result in results) for status in _WORDS}

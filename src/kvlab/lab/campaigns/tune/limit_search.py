@@ -5,26 +5,29 @@ from __future__ import annotations
 import csv
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError
+from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.records import read_run
+from kvlab.lab.results.metrics import ATTAINMENT
+from kvlab.lab.results.records import read_run, read_summary
+from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.plan import plan_peer, plan_run
 from kvlab.secrets import redact, redacted_setting
 
 if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
-ATTAINMENT, GOODPUT = "slo/attainment", "slo/goodput_per_s"
+GOODPUT = "slo/goodput_per_s"
 _COLUMNS = (
     ATTAINMENT,
     "slo/ttft_attainment",
@@ -117,8 +120,30 @@ class LimitSearch(ABC):
 
     def folder(self, value: float) -> Path:
         """Where the results of a value are; of several repeats those of the first."""
-        folder = self.runs.directory / f"{value:g}"
-        return folder / "0" if self.base.config.repeats > 1 else folder
+        return self.runs.first(f"{value:g}", self.base.config.repeats)
+
+    def errors(self, found: float, choose: Callable[[Iterable[float]], float] | None = None) -> list[str]:
+        """How far the figures of the value that was found may be off, and which of those tried `choose` (max, min)
+        would find then; nothing of runs that are not timed by measured operations.
+        """
+        text = how_far_off([self.summary(found)])
+        if text is None or choose is None:
+            return [text] if text else []
+        ends = []
+        for end in (0, 1) if choose is max else (1, 0):  # latencies are longer, or shorter
+            held = []
+            for value, ended in self.ended.items():
+                attainment = self.summary(value).get(ACCURACY, {}).get("attainment")
+                if (attainment[end] if attainment else ended.metrics[ATTAINMENT]) >= self.wanted:
+                    held.append(value)
+            least, most = min(self.ended), max(self.ended)
+            none = f"less than {least:g}" if choose is max else f"more than {most:g}"
+            ends.append(f"{choose(held):g}" if held else none)
+        return [f"{text}; then {self.range.key} is {' to '.join(dict.fromkeys(ends))}, of those tried"]
+
+    def summary(self, value: float) -> Mapping[str, Any]:
+        """What the run of a value kept; empty: nothing."""
+        return read_summary(self.folder(value)) or {}
 
     def _search(self) -> tuple[Bracket, str | None]:
         """The bracket, and why there is none."""
@@ -146,7 +171,9 @@ class LimitSearch(ABC):
         pictures, errors = self.runs.directory / "search", list[OutputError]()
         self.console.rule(style="dim")
         if not self.runs.interrupted:
-            print(problem or "\n".join(self.result(limits)))
+            requests = drawn_requests(self.base.config.workload)
+            advice = None if problem else advice_line(self.words, requests)
+            print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
         with attempt(errors):
             self._write(pictures / f"{self.files}.csv")
         if len(self.ended) > 1:

@@ -57,10 +57,9 @@ def draw_search(study: optuna.Study, metric: str) -> Figure:
     return figure
 
 
-def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> None:
-    """One page that needs no network: the best command, and Optuna's own figures of the search.
-
-    Raises OutputError.
+def write_page(study: optuna.Study, metric: str, command: str, far: str | None, path: Path) -> None:
+    """One page that needs no network: the best command, how `far` its figures may be off, and Optuna's own figures
+    of the search. Raises OutputError.
     """
     from optuna import visualization
 
@@ -88,6 +87,7 @@ def write_page(study: optuna.Study, metric: str, command: str, path: Path) -> No
         metric=metric,
         value=f"{metric} = {best.value:,.4g} (trial {best.number})",
         command=command,
+        far=far,
         text=f"{states.count(TrialState.COMPLETE)} trials measured, {states.count(TrialState.PRUNED)} left out "
         f"because they do not fit, {states.count(TrialState.FAIL)} failed or interrupted.",
         figures=figures,

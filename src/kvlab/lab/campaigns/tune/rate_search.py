@@ -8,7 +8,6 @@ from kvlab.config import RunConfig
 from kvlab.lab.campaigns.tune.limit_search import LimitSearch
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
-from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.tables import count
 
 
@@ -41,6 +40,7 @@ class RateSearch(LimitSearch):
         return [
             f"largest: {holds}: {self.shares(limits.holds)}; found in {count(len(self.ended), 'run')}",
             f"above it: {self.point(limits.fails)}: {self.shares(limits.fails)}",
+            *self.errors(limits.holds, max),
             self.command(limits.holds),
         ]
 
@@ -48,6 +48,6 @@ class RateSearch(LimitSearch):
         """Of a trace: how many requests arrive per second at this scale."""
         if self.range.key == "workload.rate":
             return ""
-        profile = (read_summary(self.folder(rate)) or {}).get("workload") or {}
+        profile = self.summary(rate).get("workload") or {}
         last = profile.get("last_arrival_s")
         return f" ({profile['num_rows'] / last:.3g} requests per second)" if last else ""

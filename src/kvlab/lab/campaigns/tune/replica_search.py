@@ -6,9 +6,10 @@ from collections.abc import Generator
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
-from kvlab.lab.campaigns.tune.limit_search import ATTAINMENT, GOODPUT, LimitSearch
+from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.results.metrics import ATTAINMENT
 from kvlab.lab.results.tables import count, new_table
 
 _MOST = 64  # replicas that are tried, unless fleet.replicas says
@@ -44,7 +45,8 @@ class ReplicaSearch(LimitSearch):
             return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
         held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
         below = [f"below it: {self.point(limits.fails)}: {self.shares(limits.fails)}"] if limits.fails else []
-        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, self.command(limits.holds)]
+        errors = self.errors(limits.holds, min)
+        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, *errors, self.command(limits.holds)]
 
     def named(self, value: float) -> str:
         """What was tried, in the table."""

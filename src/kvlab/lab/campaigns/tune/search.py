@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
+from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
 from kvlab.lab.campaigns.tune.settings import TuneSettings
@@ -28,6 +29,8 @@ from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing
 from kvlab.lab.machine import available_memory
+from kvlab.lab.results.records import read_summary
+from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock
 from kvlab.planning.settings import resolve_device
 from kvlab.secrets import redact, redacted_setting
@@ -167,13 +170,16 @@ class Search:
             command = " ".join(["kvlab run", *words, _overrides(best.params)])
             with attempt(errors), replacing(pictures / "tune.png") as own:
                 draw_search(study, self.metric).savefig(own)
-            with attempt(errors):
-                write_page(study, self.metric, command, pictures / "tune.html")
-            self.console.rule(style="dim")
             first, gain = study.trials[0], ""
             if first.value and best.number != first.number:
                 gain = f", {best.value / first.value:.2f} times that of the settings it began with"
-            print(f"best: {self._value(best)}{gain}\n{command}")
+            kept = read_summary(self.runs.first(str(best.number), self.base.config.repeats)) or {}
+            far = how_far_off([kept], compared=bool(gain))
+            with attempt(errors):
+                write_page(study, self.metric, command, far, pictures / "tune.html")
+            self.console.rule(style="dim")
+            advice = advice_line(self.overrides, drawn_requests(self.base.config.workload))
+            print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command, advice])))
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
         metrics = {self.metric: best.value} if best and best.value is not None else {}

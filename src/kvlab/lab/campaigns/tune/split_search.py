@@ -47,7 +47,8 @@ class SplitSearch(ReplicaSearch):
             text = "no split has a request within its limits; take wider limits, or more replicas"
             return [f"{text} (fleet.replicas)"]
         best = f"best: {self.named(found.holds)} ({self.point(found.holds)}): {self.shares(found.holds)}"
-        return [f"{best}; of {count(len(self.ended), 'run')}", self.command(found.holds)]
+        errors = self.errors(found.holds)
+        return [f"{best}; of {count(len(self.ended), 'run')}", *errors, self.command(found.holds)]
 
     def named(self, value: float) -> str:
         prefill, replicas = int(value), self.base.config.fleet.replicas

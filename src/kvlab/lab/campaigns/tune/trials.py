@@ -82,6 +82,10 @@ class Trials:
         common = set.intersection(*map(set, metrics))
         return Ended({name: median(run[name] for run in metrics) for name in common}, is_kept=kept == repeats)
 
+    def first(self, folder: str, repeats: int) -> Path:
+        """Where the results of a point's first run are."""
+        return self.directory / folder / ("0" if repeats > 1 else "")
+
     def open_parent(self, config: RunConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
         """Open the parent run, or go on with that of an earlier search; without a store that works, warn."""
         try:
