@@ -13,6 +13,13 @@ def has_replicas(commands: list[Command], replicas: str) -> None:
     assert " ".join(str(row.get("replica") or 0) for row in rows) == replicas
 
 
+@then(parsers.parse('each request\'s row has the group of its replica: "{groups}"'))
+def has_groups(commands: list[Command], groups: str) -> None:
+    names = groups.split(", ")
+    rows = commands[-1].rows("requests.parquet")
+    assert [row["group"] for row in rows] == [names[row["replica"]] for row in rows]
+
+
 @then("its routes.parquet has a row for each request, to the same replicas")
 def has_routes(commands: list[Command]) -> None:
     routes = {row["request_id"]: row["replica"] for row in commands[-1].rows("routes.parquet")}

@@ -6,7 +6,8 @@ kvlab capacity model=llama3_1_70b hardware=h100_sxm tensor_parallel=4 executor.w
 kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, its config.json, a GGUF file
 
 Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, that file, or a GGUF
-file; kv.memory= or kv.num_blocks= sizes the cache alone. Nothing is built and nothing is allocated.
+file; kv.memory= or kv.num_blocks= sizes the cache alone; of fleet.groups each is planned. Nothing is built and
+nothing is allocated.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import command, setting
 from kvlab.config import parse_bytes
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, KvlabError
 from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
 
 if TYPE_CHECKING:
+    from kvlab.config import RunConfig
     from kvlab.lab.capacity import CapacityPlan
 
 
@@ -77,24 +79,38 @@ def _checkpoint(path: Path, name: str) -> list[str]:
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 
-def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
-    """Compute every figure. Raises a KvlabError."""
+def plans(settings: CapacitySettings, overrides: Sequence[str]) -> dict[str, CapacityPlan]:
+    """Compute every figure: of a replica of each group by its name, where there are several; else of "". Raises a
+    KvlabError.
+    """
     from kvlab.cli.compose import compose_one
-    from kvlab.lab.capacity import plan_capacity
-    from kvlab.lab.machine import available_memory
+    from kvlab.config.groups import of_group, with_settings
     from kvlab.lab.model_file import check_model_file
-    from kvlab.planning.settings import resolve_device
 
     chosen = [text for override in overrides for text in _model_override(override)]
     if (devices := settings.tensor_parallel) is not None:
         if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
-    config = compose_one(chosen, "the planner")
+    config = compose_one(chosen, "the planner", has_groups=True)
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
             check_model_file(file)
+    planned = {}
+    for group in config.fleet.parts:
+        try:
+            planned[group.name] = _plan(settings, with_settings(config, group.settings))
+        except KvlabError as error:
+            raise of_group(error, group.name) from error
+    return planned or {"": _plan(settings, config)}
+
+
+def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
+    from kvlab.lab.capacity import plan_capacity
+    from kvlab.lab.machine import available_memory
+    from kvlab.planning.settings import resolve_device
+
     # A GPU can be planned for where there is none.
     device = config.executor.device
     device = resolve_device("auto") if device == "auto" else device
@@ -134,9 +150,12 @@ def show(plan: CapacityPlan) -> None:
 
 @command(__doc__, CapacitySettings)
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
-    planned = plan(settings, overrides)
+    planned = plans(settings, overrides)
+    figures = {name: each.as_dict() for name, each in planned.items()}
     if settings.json:
-        print(json.dumps(planned.as_dict(), indent=2))
-    else:
-        show(planned)
+        print(json.dumps(figures.get("", figures), indent=2))
+    for name, each in () if settings.json else planned.items():
+        if name:
+            print(f"a replica of {name}, ", end="")
+        show(each)
     return 0

@@ -88,13 +88,14 @@ def fleet_metrics(
     return metrics
 
 
-def replica_table(every: Sequence[ReplicaFigures]) -> Table:
-    """A row for each replica: requests sent there, tokens of prompts, the share found in the cache, output tokens,
-    the most sequences that ran and waited, time in steps, and the median time to first token.
+def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
+    """A row for each replica, numbered from `first` on: requests sent there, tokens of prompts, the share found in
+    the cache, output tokens, the most sequences that ran and waited, time in steps, and the median time to first
+    token.
     """
     names = ("sent", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
-    for number, figures in enumerate(every):
+    for number, figures in enumerate(every, first):
         rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
         ttft = "-" if figures.ttft_ms is None else f"{figures.ttft_ms:,.0f} ms"
         table.add_row(

@@ -10,9 +10,11 @@ from kvlab.core import RequestRecord
 from kvlab.simulation.accuracy import Case, sentence
 
 
-def how_sure_it_is(config: RunConfig, records: Sequence[RequestRecord], *, is_sparse: bool) -> str | None:
-    """Mean ttft and tpot of a run whose steps were timed by measured operations, each with its interval. None: no
-    request has both, or no deployment of the framework was measured.
+def how_sure_it_is(
+    config: RunConfig, records: Sequence[RequestRecord], replicas: int, *, is_sparse: bool
+) -> str | None:
+    """Mean ttft and tpot of so many replicas whose steps were timed by measured operations, each with its interval.
+    None: no request has both, or no deployment of the framework was measured.
     """
     served = [
         (record, record.ttft_ms, record.tpot_ms, record.e2el_ms)
@@ -31,7 +33,7 @@ def how_sure_it_is(config: RunConfig, records: Sequence[RequestRecord], *, is_sp
         config.executor.tensor_parallel,
         fmean(record.prompt_tokens for record, *_ in served),
         fmean(len(record.output_token_ids) for record, *_ in served),
-        sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / config.fleet.replicas,
+        sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / replicas,
     )
     return sentence(
         case, {"ttft": fmean(ttft for _, ttft, _, _ in served), "tpot": fmean(t for _, _, t, _ in served)}
