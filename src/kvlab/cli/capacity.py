@@ -92,7 +92,7 @@ def plans(settings: CapacitySettings, overrides: Sequence[str]) -> dict[str, Cap
         if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
-    config = compose_one(chosen, "the planner", has_groups=True)
+    config = compose_one(chosen, "the planner", fleets="groups")
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own

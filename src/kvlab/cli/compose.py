@@ -224,9 +224,9 @@ def compose_run(overrides: Sequence[str]) -> Composition:
         return composition(composed, group_choices(composed.hydra.runtime.choices))
 
 
-def compose_one(overrides: Sequence[str], command: str, *, has_groups: bool = False) -> RunConfig:
-    """The configuration of that run, for a `command` without sweeps, and of one engine unless it `has_groups`.
-    Raises ConfigError with Hydra's reason.
+def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:
+    """The configuration of that run, for a `command` without sweeps, and of one engine, unless it takes "all"
+    `fleets`, or those of "groups". Raises ConfigError with Hydra's reason.
     """
     try:
         config = compose_run(overrides).config
@@ -235,7 +235,7 @@ def compose_one(overrides: Sequence[str], command: str, *, has_groups: bool = Fa
             text = f"{command} does not sweep: give one value"
             raise ConfigError("settings", " ".join(overrides), text) from error
         raise
-    if config.fleet.replicas > 1 and not (has_groups and config.fleet.groups):
+    if config.fleet.replicas > 1 and fleets != "all" and not (fleets == "groups" and config.fleet.groups):
         text = f"{command} is of one engine; kvlab run serves from several"
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     if is_peer(config.engine.kind):

@@ -76,7 +76,7 @@ def _flat(group: dict[str, Any], key: str) -> dict[str, Any]:
     for name, value in flat.items():
         if name in OWN_KEYS or name == "hardware":
             continue
-        if near := get_close_matches(name, (*OWN_KEYS, "hardware"), n=1):
+        if "." not in name and (near := get_close_matches(name, (*OWN_KEYS, "hardware"), n=1)):
             raise ConfigError(f"{key}.{name}", value, f"unknown; did you mean {near[0]}?")
         try:
             check_key(name, str(value))

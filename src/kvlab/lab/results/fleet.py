@@ -114,13 +114,14 @@ def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
 
 def routes_table(routed: Sequence[Routed]) -> pa.Table:
     """What the router chose, in order, as the table of routes.parquet: `scores` has one for each replica that it
-    asked, and is empty where it scores none.
+    asked, of those it was given (`among`), and is empty where it scores none.
     """
     return pa.table(
         {
             "request_id": pa.array([chosen.request_id for chosen in routed], pa.string()),
             "at_s": pa.array([chosen.at_s for chosen in routed], pa.float64()),
             "replica": pa.array([chosen.choice.replica for chosen in routed], pa.int64()),
+            "among": pa.array([chosen.among for chosen in routed], pa.list_(pa.int64())),
             "stage": pa.array([chosen.stage for chosen in routed], pa.string()),
             "scores": pa.array([chosen.choice.scores for chosen in routed], pa.list_(pa.float64())),
         }
