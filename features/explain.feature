@@ -35,6 +35,30 @@ Feature: Why did my request take so long
       When I explain it with "request=r4"
       Then the message says "the blocks it waited for were held by r"
 
+  Rule: Of a fleet it follows a request from replica to replica
+
+    @R28.16
+    Scenario Outline: One request of replicas <that>
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=64 workload.num_requests=8 <settings>"
+      When I explain it with "request=r3 changes=false"
+      Then the command succeeds
+      And the terms of r3 sum to its time in the run, and those to its first token to that
+      And its ways and their scores are those of the run's routes.parquet
+      And the message says "<message>"
+
+      Examples:
+        | that              | settings | message |
+        | of two groups     | fleet.router=least_requests fleet.groups=[{count:1},{count:1,hardware:l4}] | to replica 1, l4; scores 1: 1, 0: 2 |
+        | that are split    | fleet.replicas=3 fleet.prefill=1 fleet.router=load fleet.link.setup_us=9000 | its prompt to replica 0; scores 0: ... with its prompt computed to replica ... pulled K and V from another replica |
+        | of which one dies | fleet.replicas=2 fleet.life=[0.0001:die:1] | to replica 1 ... to replica 0 ... lost with a replica that died |
+
+    @R28.16
+    Scenario: Replicas that computed here
+      Given a run of "workload.num_requests=2 kv.num_blocks=16 fleet.replicas=2"
+      When I explain it with "request=r1"
+      Then the command fails without a traceback
+      And the message says "was computed here by 2 replicas; only simulated ones are explained together"
+
   Rule: Why tokens of a prompt were computed
 
     @R27.6

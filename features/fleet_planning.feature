@@ -30,6 +30,7 @@ Feature: Planning a fleet
       | slo.ttft_ms=0.001 fleet.replicas=2                      | 1      | no number of replicas holds: even fleet.replicas=2, the most tried, has |
       | workload.arrival=uniform workload.rate=800              | 2      | find=replicas: needs a limit; set slo.ttft_ms, slo.tpot_ms or both     |
       | slo.ttft_ms=1 engine=openai engine.url=http://localhost | 2      | find=replicas: takes replicas of kvlab's own engine                    |
+      | slo.ttft_ms=1 fleet.groups=[{count:2},{count:1,kv.num_blocks:64}] | 2 | find=replicas searches a number of equal replicas; sweep over fleet.groups |
 
   @R28.13
   Scenario: The split of prefill and decode that serves most requests in time

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pytest_bdd import parsers, then
 
+from features.steps.explain_steps import figures_of
 from tests.support.commands import Command
 
 
@@ -11,6 +14,23 @@ from tests.support.commands import Command
 def has_replicas(commands: list[Command], replicas: str) -> None:
     rows = commands[-1].rows("requests.parquet")
     assert " ".join(str(row.get("replica") or 0) for row in rows) == replicas
+
+
+@then(parsers.parse('each request\'s row has the group of its replica: "{groups}"'))
+def has_groups(commands: list[Command], groups: str) -> None:
+    names = groups.split(", ")
+    rows = commands[-1].rows("requests.parquet")
+    assert [row["group"] for row in rows] == [names[row["replica"]] for row in rows]
+
+
+@then("its ways and their scores are those of the run's routes.parquet")
+def same_routes(explained_run: Command, tmp_path: Path) -> None:
+    (found, *_) = figures_of(explained_run, tmp_path, "request=r3 changes=false")["requests"]
+    rows = [row for row in explained_run.rows("routes.parquet") if row["request_id"] == "r3"]
+    names = ("at_s", "replica", "stage", "scores")
+    assert [[hop[name] for name in names] for hop in found["sent"]] == [
+        [row[name] for name in names] for row in rows
+    ]
 
 
 @then("its routes.parquet has a row for each request, to the same replicas")

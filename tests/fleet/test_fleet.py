@@ -57,7 +57,7 @@ def fleet_of(fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is
 
     pool = plan.pool
     rate = LinkRate(fleet.link, 1, pool.block_size * pool.bytes_per_slot, 2 * plan.model.num_layers)
-    return build_fleet(fleet, make, rate, is_open=is_open)
+    return build_fleet(fleet, [make] * fleet.replicas, [rate] * fleet.replicas, is_open=is_open)
 
 
 def serve(fleet: Fleet, requests: list[Request], **options: Any) -> RunLog:

@@ -15,7 +15,8 @@ from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun
 from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.fitted import resimulate
-from kvlab.lab.explain.lives import Cause, DecodeTimes
+from kvlab.lab.explain.life_observer import DecodeTimes
+from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
@@ -44,7 +45,7 @@ def explained(plan: RunPlan, *detail: str) -> tuple[RunLog, Explanation]:
 
 def watched(plan: RunPlan) -> Counter[Reason]:
     """What became of prompts' tokens, counted while steps are taken at once."""
-    with served_from(plan) as (engine, core):
+    with served_from(plan) as (engine, (core,)):
         core.observer = prompts = PromptObserver(core, has_salts=False)
         drive(
             engine,

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from kvlab.attention.registry import select_backend
-from kvlab.cli.capacity import CapacitySettings, plan
+from kvlab.cli.capacity import CapacitySettings, configured, plans
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, attention_specs
@@ -117,10 +117,11 @@ def test_each_type_that_cannot(stored: str, tmp_path: Path) -> None:
 def test_the_planner_takes_a_file(tmp_path: Path, tiny: Any) -> None:
     path = tmp_path / "own model.gguf"
     write_gguf(tiny, path, "Q8_0")
-    found = plan(CapacitySettings(memory="256MiB"), [f"model={path}", "executor.device=cpu"])
+    settings = CapacitySettings(memory="256MiB")
+    found = plans(settings, configured(settings, [f"model={path}", "executor.device=cpu"])[0])[""]
     assert (found.name, found.model.num_layers) == ("own model", tiny.config.num_hidden_layers)
     with pytest.raises(ConfigError, match=r"no model\.gguf: is not there"):
-        plan(CapacitySettings(memory="256MiB"), [f"model={tmp_path}/no model.gguf"])
+        configured(settings, [f"model={tmp_path}/no model.gguf"])
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,9 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
     config = compose_run(words).config
     if is_peer(config.engine.kind):
         raise ConfigError("engine", config.engine.kind, "advice has kvlab's own engine; leave engine= out")
+    if config.fleet.groups:
+        text = "advice is of equal replicas; leave fleet.groups out, or sweep over it"
+        raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
     most = settings.most_devices
     if most is None or {_key(word) for word in words} & set(_LAYOUT):
         return config, words, ""

@@ -6,7 +6,8 @@ kvlab capacity model=llama3_1_70b hardware=h100_sxm tensor_parallel=4 executor.w
 kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, its config.json, a GGUF file
 
 Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, that file, or a GGUF
-file; kv.memory= or kv.num_blocks= sizes the cache alone. Nothing is built and nothing is allocated.
+file; kv.memory= or kv.num_blocks= sizes the cache alone; of fleet.groups each is planned. Nothing is built and
+nothing is allocated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import command, setting
 from kvlab.config import parse_bytes
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, KvlabError
 from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
 
@@ -78,7 +79,7 @@ def _checkpoint(path: Path, name: str) -> list[str]:
     return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
 
 
-def _config(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+def configured(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """The run that is planned, and its words. Raises a KvlabError."""
     from kvlab.cli.compose import compose_one
     from kvlab.lab.model_file import check_model_file
@@ -88,7 +89,7 @@ def _config(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunCo
         if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
-    config = compose_one(chosen, "the planner")
+    config = compose_one(chosen, "the planner", fleets="groups")
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
@@ -96,9 +97,19 @@ def _config(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunCo
     return config, chosen
 
 
-def plan(settings: CapacitySettings, overrides: Sequence[str]) -> CapacityPlan:
-    """Compute every figure. Raises a KvlabError."""
-    return _plan(settings, _config(settings, overrides)[0])
+def plans(settings: CapacitySettings, config: RunConfig) -> dict[str, CapacityPlan]:
+    """Compute every figure: of a replica of each group by its name, where there are several; else of "". Raises a
+    KvlabError.
+    """
+    from kvlab.config.groups import of_group, with_settings
+
+    planned = {}
+    for group in config.fleet.parts:
+        try:
+            planned[group.name] = _plan(settings, with_settings(config, group.settings))
+        except KvlabError as error:
+            raise of_group(error, group.name) from error
+    return planned or {"": _plan(settings, config)}
 
 
 def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
@@ -145,14 +156,18 @@ def show(plan: CapacityPlan) -> None:
 
 @command(__doc__, CapacitySettings)
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
-    config, words = _config(settings, overrides)
-    planned = _plan(settings, config)
+    config, words = configured(settings, overrides)
+    planned = plans(settings, config)
+    figures = {name: own.as_dict() for name, own in planned.items()}
     if settings.json:
-        print(json.dumps(planned.as_dict(), indent=2))
+        print(json.dumps(figures.get("", figures), indent=2))
         return 0
-    show(planned)
+    for name, own in planned.items():
+        if name:
+            print(f"a replica of {name}, ", end="")
+        show(own)
     from kvlab.lab.advise.settings import advice_line, drawn_requests
 
-    if line := advice_line(words, drawn_requests(config.workload)):
+    if not config.fleet.parts and (line := advice_line(words, drawn_requests(config.workload))):
         print(line)
     return 0

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.resolvers import oc
 
+from kvlab.cli.groups import write_out_groups
 from kvlab.cli.mistakes import explained
 from kvlab.cli.overrides import written_out
 from kvlab.config import KVConfig, ModelConfig, RunConfig, SchedulerConfig
@@ -135,6 +136,7 @@ def _checked(run: DictConfig) -> RunConfig:
     _check_keys(run)
     with explained(lambda: _texts(run)):
         load_plugins(run.plugins)
+        write_out_groups(run)
         config = cast(RunConfig, OmegaConf.to_object(run))
     for key, value in flatten(asdict(config)).items():
         if isinstance(value, str) and _NO_TEXT.search(value):
@@ -222,8 +224,10 @@ def compose_run(overrides: Sequence[str]) -> Composition:
         return composition(composed, group_choices(composed.hydra.runtime.choices))
 
 
-def compose_one(overrides: Sequence[str], command: str) -> RunConfig:
-    """The configuration of that run, for a `command` without sweeps. Raises ConfigError with Hydra's reason."""
+def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:
+    """The configuration of that run, for a `command` without sweeps, and of one engine, unless it takes "all"
+    `fleets`, or those of "groups". Raises ConfigError with Hydra's reason.
+    """
     try:
         config = compose_run(overrides).config
     except ConfigError as error:
@@ -231,7 +235,7 @@ def compose_one(overrides: Sequence[str], command: str) -> RunConfig:
             text = f"{command} does not sweep: give one value"
             raise ConfigError("settings", " ".join(overrides), text) from error
         raise
-    if config.fleet.replicas > 1:
+    if config.fleet.replicas > 1 and fleets != "all" and not (fleets == "groups" and config.fleet.groups):
         text = f"{command} is of one engine; kvlab run serves from several"
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     if is_peer(config.engine.kind):

@@ -10,6 +10,8 @@ that were recorded. Each request's time becomes terms that sum to it exactly, ea
 them. For a request it is simulated again what would have helped, with one thing changed; for a run that computed
 its steps with times that are fitted to them, if that comes near enough to the run.
 
+Of a simulated fleet a request is followed from replica to replica, with the scores by which its router chose.
+
 The trace of another server is simulated with the settings of `kvlab run` that follow. What the recorded time has
 beyond the simulated one, or less, is a term of its own.
 """
@@ -28,6 +30,7 @@ from kvlab.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvlab.fleet.fleet import Routed
     from kvlab.lab.explain.changes import Change
     from kvlab.lab.explain.lives import Key, Life
     from kvlab.lab.explain.recorded import RecordedExplanation
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 _LEAST_SHOWN = 0.005  # of the time
 _MOST_HOLDERS = 3
+_MOST_SCORES = 8  # of replicas
+_STAGES = {"all": "", "prefill": "its prompt ", "decode": "with its prompt computed "}
 _MOST_MS = 100_000.0  # longer times are shown in seconds
 
 
@@ -61,7 +66,7 @@ def _explained_trace(settings: ExplainSettings, overrides: list[str], console: T
     from kvlab.lab.explain.recorded import explain_trace
 
     workload = ["workload=recorded", f"workload.path={settings.trace}", "figures=false", "tracking=off"]
-    config, wanted = compose_one([*workload, *overrides], "explain"), settings.request
+    config, wanted = compose_one([*workload, *overrides], "explain", fleets="all"), settings.request
     with console.status("simulating the trace"):
         told = explain_trace(config, [] if wanted is None else [wanted])
     if wanted is not None and (wanted, 0) not in told.lives:
@@ -159,8 +164,11 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
     output = len(record.output_token_ids)
     console.print(
         f"{record.name}: {record.prompt_tokens:,} tokens in, {output:,} out, came at {record.arrival_s:,.3f} s "
-        f"with {life.before:,} before it in the queue\n"
+        f"with {life.before:,} before it in the queue"
     )
+    for hop in told.hops.get(key[0], ()):
+        console.print(_sent(told, hop))
+    console.print()
     _show_terms(told.terms_of(key), console, "from arrival to end")
     first_ms = told.first_token_ms(key)
     if record.first_token_s is not None and first_ms is not None:
@@ -181,6 +189,19 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
         whom = f" in a step that computed the prompt of {by[0]}" if by else ""
         said += f". Evicted {ago:,.3f} s before{whom}"
     console.print(said)
+
+
+def _sent(told: Explanation, hop: Routed) -> str:
+    """Where the router sent a request, and why."""
+    names, (chosen, scores) = told.plan.config.fleet.names, (hop.choice.replica, hop.choice.scores)
+    text = f"at {hop.at_s:,.3f} s {_STAGES[hop.stage]}to replica {chosen}{f', {names[chosen]}' if names else ''}"
+    if len(scores) == len(hop.among):
+        by_score = sorted(zip(scores, hop.among, strict=True), key=lambda pair: pair[1] != chosen)
+        shown = ", ".join(f"{index}: {score:,.3g}" for score, index in by_score[:_MOST_SCORES])
+        text += f"; scores {shown}{', ...' if len(scores) > _MOST_SCORES else ''}"
+    elif scores:
+        text += f"; scores {', '.join(f'{score:,.3g}' for score in scores)} of those that were compared"
+    return text
 
 
 def _show_holders(told: Explanation, life: Life, console: Terminal) -> None:
@@ -222,6 +243,10 @@ def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[
                 "e2el_ms": told.latency_ms(key),
                 "terms_ms": {cause.name.lower(): value for cause, value in told.terms_of(key).items()},
                 "prompt_tokens": {r.name.lower(): n for r, n in prompt.tokens.items()} if prompt else None,
+                "sent": [
+                    {"at_s": hop.at_s, "stage": hop.stage, "among": hop.among, **asdict(hop.choice)}
+                    for hop in told.hops.get(key[0], ())
+                ],
             }
         )
     return {

@@ -86,11 +86,11 @@ def _written_out(text: str) -> str:
         return text
     if key in _LENGTHS and re.fullmatch(r"\d+(,\d+)*", value):
         return f"{key}=" + ",".join(f"{{min: {length}, max: {length}}}" for length in value.split(","))
-    _check(key, value)
+    check_key(key, value)
     return text
 
 
-def _check(key: str, value: str) -> None:
+def check_key(key: str, value: str) -> None:
     """Raise ConfigError for a key that is no setting, or has settings of its own."""
     settings, sections, is_open = known_keys()
     if key in settings or key in _GROUPS or key.startswith(is_open):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kvlab.config.groups import ReplicaGroup, read_groups
 from kvlab.config.values import MOST, at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
@@ -66,6 +67,9 @@ class FleetConfig:
     """How many replicas serve a run's requests, which router chooses among them, and what it knows of them."""
 
     replicas: int = 1  # engines of the run's settings, each with devices and memory of its own
+    groups: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # of unequal ones, as [{count:4},{count:2,hardware:l4}]
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
@@ -81,6 +85,18 @@ class FleetConfig:
     temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
 
     def __post_init__(self) -> None:
+        if self.groups:
+            parts = self.parts
+            of_groups = sum(group.replicas for group in parts)
+            prefill = sum(group.replicas for group in parts if group.role == "prefill")
+            for name, given, unset, found in (
+                ("replicas", self.replicas, 1, of_groups),
+                ("prefill", self.prefill, 0, prefill or self.prefill),
+            ):
+                if given not in (unset, found):
+                    text = f"fleet.groups has {found}; leave fleet.{name} out"
+                    raise ConfigError(f"fleet.{name}", given, text)
+                setattr(self, name, found)
         at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
         at_least("fleet.prefill", self.prefill, 0)
         at_least("fleet.split_tokens", self.split_tokens, 0)
@@ -97,6 +113,19 @@ class FleetConfig:
         if not 0 <= self.events_lost <= 1:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
         self._check_left(self.events)
+
+    @property
+    def parts(self) -> list[ReplicaGroup]:
+        """The groups of replicas in the order of their numbers; none where all are as the run's settings say.
+        Raises ConfigError.
+        """
+        return read_groups(self.groups)
+
+    @property
+    def names(self) -> list[str]:
+        """Of each replica, that of its group; none where all are of one."""
+        parts = self.parts
+        return [group.name for group in parts for _ in range(group.replicas)] if len(parts) > 1 else []
 
     @property
     def events(self) -> list[LifeEvent]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -25,19 +25,19 @@ from kvlab.kv.view import CacheView
 
 def build_fleet(
     config: FleetConfig,
-    make: Callable[[RemoteTier | None], EngineCore | FrontEnd],
-    rate: LinkRate,
+    makers: Sequence[Callable[[RemoteTier | None], EngineCore | FrontEnd]],
+    rates: Sequence[LinkRate],
     *,
     seed: int = 0,
     is_open: bool = False,
 ) -> Fleet:
-    """A fleet of the engines that `make` makes, given the tier from which each pulls what others computed. `rate`:
-    of the links between them. Raises ConfigError for a view of prefixes that their pools do not have.
+    """A fleet of the engines that `makers` make, one each, given the tier from which it pulls what others computed.
+    `rates`: of the links to each of them. Raises ConfigError for a view of prefixes that their pools do not have.
     """
-    split = Split(rate, config.replicas, config.prefill, config.split_tokens) if config.prefill else None
+    split = Split(rates, config.prefill, config.split_tokens) if config.prefill else None
     tiers = {} if split is None else split.tiers
     router = ROUTERS.get(config.router)(config, seed)
-    fleet = Fleet([make(tiers.get(index)) for index in range(config.replicas)], router, is_open=is_open)
+    fleet = Fleet([make(tiers.get(index)) for index, make in enumerate(makers)], router, is_open=is_open)
     load = router.load if config.load == "auto" else config.load
     prefixes = router.prefixes if config.prefixes == "auto" else config.prefixes
     period_s = config.load_s if load == "polled" else 0.0

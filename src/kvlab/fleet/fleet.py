@@ -28,12 +28,15 @@ from kvlab.kv.audit import Finding
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode."""
+    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode; `among`:
+    the replicas that the router was given.
+    """
 
     request_id: str
     at_s: float
     choice: Choice
     stage: str = "all"
+    among: tuple[int, ...] = ()
 
 
 class _FleetClock(LogicalClock):
@@ -195,7 +198,7 @@ class Fleet:
         if choice.replica not in among:
             text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
             raise ConfigError("fleet.router", router.config.router, text)
-        self.routed.append(Routed(request.request_id, now, choice, stage))
+        self.routed.append(Routed(request.request_id, now, choice, stage, tuple(among)))
         self.views[choice.replica].prefixes.sent(request)
         return choice.replica
 

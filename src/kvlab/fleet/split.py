@@ -21,16 +21,17 @@ class Split:
     the prompt's whole blocks and computes what is behind them. The first keeps its blocks until they have been
     pulled.
 
-    Of `replicas` the first `prefill` compute prompts; the engines of the others are built with their `tiers`.
+    `rates` are those of the links to each replica. The first `prefill` of them compute prompts; the engines of the
+    others are built with their `tiers`.
     `serve` comes before the first request. A prompt of fewer than `least_tokens`, and a request for one token, is
     served where it decodes.
     """
 
-    def __init__(self, rate: LinkRate, replicas: int, prefill: int, least_tokens: int = 0) -> None:
+    def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
         self.transfers: list[Transfer] = []
         self.prefilling: Sequence[int] = range(prefill)
-        self.decoding: Sequence[int] = range(prefill, replicas)
-        self.tiers = {index: self._tier(rate, index) for index in self.decoding}
+        self.decoding: Sequence[int] = range(prefill, len(rates))
+        self.tiers = {index: self._tier(rates[index], index) for index in self.decoding}
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request

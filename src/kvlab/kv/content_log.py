@@ -52,9 +52,17 @@ class ContentLog:
     has_groups: bool = False  # whether the pool has several groups of layers
     _events: list[ContentEvent] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)  # events before each step that is not the first
+    _others: list[ContentLog] = field(default_factory=list)
+
+    def beside(self) -> ContentLog:
+        """Another log of the same events from now on, for another reader."""
+        self._others.append(ContentLog(self.has_groups))
+        return self._others[-1]
 
     def stored(self, contents: Mapping[int, Prefix]) -> None:
         """These blocks can be found."""
+        for other in self._others:
+            other.stored(contents)
         last: Prefix | None = None
         event: Stored | None = None
         for node in contents.values():
@@ -70,6 +78,10 @@ class ContentLog:
 
     def removed(self, nodes: Iterable[Prefix]) -> None:
         """These contents cannot be found any more."""
+        if self._others:
+            nodes = list(nodes)
+        for other in self._others:
+            other.removed(nodes)
         event: Removed | None = None
         for node in nodes:
             group = self._group_of(node)
@@ -81,6 +93,8 @@ class ContentLog:
     def cleared(self) -> None:
         """No content is left: what the events before had is of no interest any more."""
         self._events, self._starts = [Cleared()], [0] * len(self._starts)
+        for other in self._others:
+            other.cleared()
 
     def next_step(self) -> None:
         """What comes now is of the next of several steps that are taken at once."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import RunConfig
+from kvlab.config.groups import with_settings
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.results.metrics import run_metrics
@@ -57,26 +58,6 @@ class Outcome:
         return float(np.percentile(known, percent)) if len(known) else float("nan")
 
 
-def changed(config: RunConfig, settings: Settings) -> RunConfig:
-    """The configuration with other values of some settings. Raises ConfigError where they contradict."""
-    groups: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        group, _, name = key.partition(".")
-        groups.setdefault(group, {})[name] = value
-    return replace(config, **{group: _replaced(getattr(config, group), values) for group, values in groups.items()})
-
-
-def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
-    own = {name: value for name, value in values.items() if "." not in name}
-    for name, value in values.items():
-        outer, dot, inner = name.partition(".")
-        if dot:
-            own[outer] = _replaced(own.get(outer, getattr(section, outer)), {inner: value})
-    if not is_dataclass(section):
-        raise TypeError(section)
-    return replace(section, **own)  # type: ignore[type-var]
-
-
 def devices_of(config: RunConfig) -> int:
     """Devices that all replicas have together."""
     return config.fleet.replicas * config.executor.devices
@@ -94,7 +75,7 @@ def simulate(config: RunConfig, settings: Settings, segment: Segment) -> Outcome
     """The outcome of today's configuration with these settings."""
     none = np.empty(0)
     try:
-        config = changed(config, settings)
+        config = with_settings(config, settings)
         plan = plan_run(config, segment.requests)
         log = served(plan)
     except KvlabError as error:

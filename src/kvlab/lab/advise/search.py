@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import optuna
 
 from kvlab.config import RunConfig
+from kvlab.config.groups import with_settings
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.changes import Change, TrafficFacts, layouts_of, merged, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal
-from kvlab.lab.advise.outcome import Outcome, changed
+from kvlab.lab.advise.outcome import Outcome
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.advise.simulations import Simulations
 
@@ -111,7 +112,7 @@ class Search:
         """
         today = self.simulations.config
         try:
-            config = changed(today, merged(plan))
+            config = with_settings(today, merged(plan))
         except KvlabError:
             return False
         known = {change.kind for change in self._possible(today)}

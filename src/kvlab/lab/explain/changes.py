@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from kvlab.config.groups import with_settings
 from kvlab.core import Request, RequestRecord
+from kvlab.errors import ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.lives import Key as SequenceKey
@@ -18,6 +23,7 @@ from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan
 
 _QUEUED = (Cause.TOKENS, Cause.SEQUENCES, Cause.BLOCKS)
+_SHARED = {Reason.FOUND, Reason.EVICTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +70,50 @@ def _changed(explained: Explanation, keys: Collection[SequenceKey]) -> Iterator[
     reasons = Counter[Reason]()
     for key in keys:
         reasons.update(explained.prompts[key].tokens if key in explained.prompts else {})
-    scheduler, blocks = config.scheduler, plan.pool.num_blocks
+    scheduler, shares = config.scheduler, POOLS.get(config.kv.backend).is_paged() and config.kv.prefix_sharing
     if terms.keys() & {Cause.BLOCKS, Cause.RETURN, Cause.AGAIN} or Reason.EVICTED in reasons:
-        pool = replace(plan.pool, num_blocks=2 * blocks)
-        yield "twice the blocks", f"kv.num_blocks={2 * blocks}", replace(plan, pool=pool)
-    if Reason.NOT_SHARED in reasons and POOLS.get(config.kv.backend).is_paged() and not config.kv.prefix_sharing:
-        sharing = replace(config.kv, prefix_sharing=True)
-        yield "prefixes shared", "kv.prefix_sharing=true", replace(plan, config=replace(config, kv=sharing))
+        blocks = f"kv.num_blocks={2 * plan.pool.num_blocks}"
+        yield "twice the blocks", "" if plan.groups else blocks, _of_each(plan, _twice_the_blocks)
+    settings = list[tuple[str, dict[str, Any]]]()
+    if Reason.NOT_SHARED in reasons and POOLS.get(config.kv.backend).is_paged() and not shares:
+        settings.append(("prefixes shared", {"kv.prefix_sharing": True}))
     if terms.keys() & {Cause.TOKENS, Cause.STEP, Cause.OTHER_PROMPTS, Cause.PROMPT}:
         budget = scheduler.max_batched_tokens
         for times, tokens in (("twice", 2 * budget), ("half", budget // 2)):
             if tokens >= scheduler.max_batch_size:
-                changed = replace(scheduler, max_batched_tokens=tokens)
-                yield (
-                    f"{times} the tokens of a step", f"scheduler.max_batched_tokens={tokens}",
-                    replace(plan, config=replace(config, scheduler=changed)),
-                )  # fmt: skip
+                settings.append((f"{times} the tokens of a step", {"scheduler.max_batched_tokens": tokens}))
     if Cause.SEQUENCES in terms and 2 * scheduler.max_batch_size <= scheduler.max_batched_tokens:
-        size = 2 * scheduler.max_batch_size
-        changed = replace(scheduler, max_batch_size=size)
-        settings = f"scheduler.max_batch_size={size}"
-        yield "twice the sequences", settings, replace(plan, config=replace(config, scheduler=changed))
+        settings.append(("twice the sequences", {"scheduler.max_batch_size": 2 * scheduler.max_batch_size}))
     if terms.keys() & set(_QUEUED):
-        shares = reasons.keys() & {Reason.FOUND, Reason.EVICTED}
-        for order in ("shortest_first", *(["longest_prefix"] if shares else [])):
-            if order != scheduler.order:
-                changed = replace(scheduler, order=order)
-                text = f"scheduler.order={order}"
-                yield f"order {order}", text, replace(plan, config=replace(config, scheduler=changed))
+        for order in ("shortest_first", *(["longest_prefix"] if reasons.keys() & _SHARED else [])):
+            settings += [(f"order {order}", {"scheduler.order": order})] * (order != scheduler.order)
+    if (fleet := config.fleet).replicas > 1:
+        for router in ("least_requests", *(["precise"] if shares else [])):
+            settings += [(f"router {router}", {"fleet.router": router})] * (router != fleet.router)
+        settings += [("one replica more", {"fleet.replicas": fleet.replicas + 1})] * (not fleet.groups)
+    for what, changed in settings:
+        text = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())
+        with suppress(ConfigError):  # one that a group of replicas cannot have
+            yield what, text, _of_each(plan, partial(_with_settings, settings=changed))
     yield "half as many requests", "", replace(plan, requests=_half(plan, keys))
 
 
+def _of_each(plan: RunPlan, change: Callable[[RunPlan], RunPlan]) -> RunPlan:
+    """The plan with a change of all its replicas."""
+    groups = tuple(group._replace(plan=change(group.plan)) for group in plan.groups)
+    return replace(change(plan), groups=groups)
+
+
+def _twice_the_blocks(plan: RunPlan) -> RunPlan:
+    return replace(plan, pool=replace(plan.pool, num_blocks=2 * plan.pool.num_blocks))
+
+
+def _with_settings(plan: RunPlan, settings: dict[str, Any]) -> RunPlan:
+    return replace(plan, config=with_settings(plan.config, settings))
+
+
 def _half(plan: RunPlan, keys: Collection[SequenceKey]) -> list[Request]:
-    """Every second conversation, and those that are asked about: what a second replica would leave."""
+    """Every second conversation, and those that are asked about: what twice the replicas would leave."""
     asked, roots = {key[0] for key in keys}, dict[str, int]()
     for request in plan.requests:
         parent = request.follows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,11 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import RequestRecord, Sequence, SequenceStatus, StepRecord
-from kvlab.core.step_log import StepLog
-from kvlab.engine.batching import StepBatch, Stop
-from kvlab.engine.core import EngineCore
-from kvlab.engine.step_plan import slots_of
+from kvlab.core import SequenceStatus
 
 Key = tuple[str, int]  # a request's id and which of its samples it is
 
@@ -31,6 +27,7 @@ class Cause(StrEnum):
     BLOCKS = "waited: too few blocks were free"
     POLICY = "waited: the policy admitted none"
     TIER = "waited for blocks from a tier"
+    TRANSFER = "pulled K and V from another replica"
     RETURN = "preempted, waited to return"
     AGAIN = "computed again after a preemption"
     PROMPT = "its own prompt"
@@ -38,12 +35,9 @@ class Cause(StrEnum):
     OTHER_DECODES = "decoding of others beside its prompt"
     DECODE = "decoding"
     BETWEEN = "between steps"
+    LOST = "lost with a replica that died"
     UNEXPLAINED = "not explained by the simulation"
 
-
-_WAITS = {
-    Stop.TOKENS: Cause.TOKENS, Stop.SEQUENCES: Cause.SEQUENCES, Stop.BLOCKS: Cause.BLOCKS, Stop.POLICY: Cause.POLICY
-}  # fmt: skip
 
 _CAUSES = tuple(Cause)
 _OF_STEP = 4  # intervals that a step may add to a timeline, and the one before
@@ -152,6 +146,15 @@ class Life:
                 self.parts.append(last._replace(end_s=end_s))
                 self.until_s = end_s
 
+    def follow(self, own: Life) -> None:
+        """From its last time on it did what another life of the request says."""
+        for part in own.parts:
+            if part.end_s > self.until_s:
+                self.parts.append(part._replace(start_s=max(part.start_s, self.until_s)))
+                self.until_s = part.end_s
+        self.holders.update(own.holders)
+        self.before = self.before or own.before
+
     @property
     def intervals(self) -> list[Interval]:
         """All of it."""
@@ -174,175 +177,3 @@ class Life:
             for cause, seconds in terms.items():
                 by_cause[cause] = by_cause.get(cause, 0.0) + 1000 * seconds
         return dict(sorted(by_cause.items(), key=lambda term: -term[1]))
-
-
-class DecodeTimes:
-    """What a step takes that only decodes, by how many sequences do: medians of a run's own steps, in seconds,
-    linear in between.
-    """
-
-    def __init__(self, steps: StepLog) -> None:
-        seconds, batch = steps.seconds, steps.column("batch_seqs")
-        plain = (steps.column("prefill_tokens") == 0) & (batch > 0)
-        sizes: NDArray[np.int64] = np.unique(batch[plain])
-        self._sizes = sizes
-        self._seconds = [float(np.median(seconds[plain & (batch == size)])) for size in sizes]
-
-    def of(self, sequences: int) -> float | None:
-        """For so many sequences; None: the run has no such step."""
-        return float(np.interp(sequences, self._sizes, self._seconds)) if self._seconds else None
-
-
-class LifeObserver:
-    """Follows sequences through an engine. A step's time is what its decoding sequences alone would take, and the
-    rest is that of the prompts in it, by their tokens.
-
-    Of the requests of `detail` it is kept who had the blocks that they waited for. `handed_s` says when the front
-    end was through with the request that the engine was given last.
-    """
-
-    every_step = True
-
-    def __init__(
-        self, core: EngineCore, decode_times: DecodeTimes, detail: Collection[str] = (),
-        handed_s: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
-        self._core, self._decode_times, self._handed_s = core, decode_times, handed_s
-        self._detail = frozenset(detail)
-        self._queued: dict[Sequence, Life] = {}  # never admitted
-        self._decoders: dict[Sequence, Life] = {}
-        self._open: dict[Sequence, Life] = {}  # the others that were admitted, and samples to be forked from them
-        self._waits, self._decodes = Timeline(), Timeline()
-        self._last_s = 0.0  # the end of the last step
-        self._wait = Cause.POLICY  # why it admitted no more
-        self.lives: dict[Key, Life] = {}
-
-    def added(self, first: Sequence) -> None:
-        """See StepObserver."""
-        before = len(self._core.scheduler.waiting) - 1
-        for sequence in (first, *first.siblings):
-            life = Life(sequence.key, [], first.request.arrival_s, before=before)
-            if self._handed_s is not None:
-                life.add(Cause.FRONT_END, self._handed_s())
-            life.add(Cause.STEP, self._core.clock.now())
-            life.join(self._waits)
-            self._queued[sequence] = self.lives[sequence.key] = life
-
-    def stepped(self, record: StepRecord, batch: StepBatch) -> None:
-        """See StepObserver."""
-        start_s, end_s, scheduler = record.start_s, record.end_s, self._core.scheduler
-        chunks = {chunk.sequence: chunk.num_tokens for chunk in (*batch.prefill, *batch.admitted)}
-        tokens = sum(chunks.values())
-        decode_s = self._decode_s(len(batch.decoding), tokens, end_s - start_s)
-        self._waits.add(self._wait, self._last_s, start_s)
-        self._wait = Cause.POLICY if batch.stop is None else _WAITS[batch.stop]
-        self._waits.add(self._wait, start_s, end_s)
-        self._decodes.add(Cause.BETWEEN, self._last_s, start_s)
-        self._decodes.add(Cause.DECODE, start_s, start_s + decode_s)
-        self._decodes.add(Cause.OTHER_PROMPTS, start_s + decode_s, end_s)
-        self._last_s = end_s
-        self._see_admitted(start_s, any_preempted=batch.preempted > 0)
-        self._see_decoding(batch.decoding.sequences, start_s)
-        firsts = {sample: first for first in chunks for sample in first.siblings or ()}
-        for sequence, life in list(self._open.items()):
-            self._meanwhile(life, sequence, start_s)
-            first = firsts.get(sequence, sequence)
-            if first in chunks:
-                self._prompt(life, first, chunks[first], tokens, decode_s, end_s)
-            elif sequence.status is SequenceStatus.LOADING:
-                life.add(Cause.TIER, end_s)
-            elif sequence.status is SequenceStatus.RUNNING:
-                life.add(Cause.TOKENS, end_s)
-            else:
-                life.add(Cause.RETURN if sequence.preemptions else self._wait, end_s)
-            life.at = sequence.status
-            if sequence.finish_reason is not None:
-                del self._open[sequence]
-        for sequence in scheduler.ended:
-            if (ended := self._decoders.pop(sequence, None)) is not None:
-                ended.leave(end_s)
-        if self._detail and self._wait is Cause.BLOCKS:
-            waiting = [queued for queued in scheduler.waiting if queued.request.request_id in self._detail]
-            held = self._held(end_s - start_s) if waiting else {}
-            for sequence in waiting:
-                self.lives[sequence.key].holders.update(held)
-
-    def ended(self, record: RequestRecord) -> Life | None:
-        """The whole life of a sample that has ended: what is behind the engine's part is the front end's."""
-        life = self.lives.get(record.key)
-        if life is not None:
-            life.leave(record.finished_s)
-            life.cut(record.finished_s)
-            life.add(Cause.FRONT_END, record.finished_s)
-        return life
-
-    def _see_admitted(self, start_s: float, *, any_preempted: bool) -> None:
-        """Those that wait for the first time no more: at the end of the running ones, or preempted at once."""
-        scheduler, admitted = self._core.scheduler, list[Sequence]()
-        for sequence in reversed(scheduler.running):
-            if sequence in self._queued:
-                admitted.append(sequence)
-            elif not sequence.index and not sequence.preemptions:
-                break
-        if any_preempted:
-            admitted += [sample for sample in scheduler.waiting if sample.preemptions and sample in self._queued]
-        for sequence in admitted:
-            # It may have been admitted before the step, to wait for content.
-            at_s = start_s if sequence.scheduled_s is None else min(sequence.scheduled_s, start_s)
-            for sample in (sequence, *sequence.siblings):
-                if (life := self._queued.pop(sample, None)) is not None:
-                    life.leave(at_s)
-                    life.add(Cause.TIER, start_s)
-                    self._open[sample] = life
-
-    def _see_decoding(self, decoding: list[Sequence], start_s: float) -> None:
-        """Those that decode in the step, and those that do so no more."""
-        candidates = [opened for opened in self._open if opened.is_decoding]
-        if not candidates and len(decoding) == len(self._decoders):
-            return
-        there = set(decoding)
-        for sequence in candidates:
-            if sequence in there:
-                life = self._decoders[sequence] = self._open.pop(sequence)
-                life.add(Cause.BETWEEN, start_s)
-                life.join(self._decodes)
-        if len(decoding) != len(self._decoders):
-            for sequence in [opened for opened in self._decoders if opened not in there]:
-                life = self._open[sequence] = self._decoders.pop(sequence)
-                life.leave(start_s)
-                life.at = SequenceStatus.RUNNING
-
-    def _decode_s(self, decoding: int, tokens: int, seconds: float) -> float:
-        """Of a step's time, that of the sequences that decode."""
-        if not decoding or not tokens:
-            return seconds if decoding else 0.0
-        alone = self._decode_times.of(decoding)
-        return min(seconds * decoding / (decoding + tokens) if alone is None else alone, seconds)
-
-    @staticmethod
-    def _meanwhile(life: Life, sequence: Sequence, start_s: float) -> None:
-        """What the gap before a step is, in which nothing was computed."""
-        if life.at is SequenceStatus.WAITING and sequence.preemptions:
-            # It may have returned meanwhile, to wait for content.
-            back_s = min(sequence.resumed_s[-1], start_s) if sequence.resumed_s else start_s
-            life.add(Cause.RETURN, max(back_s, life.until_s))
-            life.add(Cause.TIER if back_s < start_s else Cause.RETURN, start_s)
-        else:
-            life.add(Cause.TIER if life.at is SequenceStatus.LOADING else Cause.BETWEEN, start_s)
-
-    def _prompt(self, life: Life, sequence: Sequence, tokens: int, of: int, decode_s: float, end_s: float) -> None:
-        """A step with a chunk of the sequence's prompt: its own part, then others'."""
-        rest = end_s - life.until_s - decode_s
-        is_again = bool(sequence.preemptions)
-        life.add(Cause.AGAIN if is_again else Cause.PROMPT, life.until_s + max(rest, 0.0) * tokens / of)
-        life.add(Cause.OTHER_PROMPTS, end_s - decode_s)
-        life.add(Cause.OTHER_DECODES, end_s)
-
-    def _held(self, seconds: float) -> dict[Key, float]:
-        """Block-seconds of the running sequences."""
-        pool, held = self._core.pool, {}
-        for sequence in self._core.scheduler.running:
-            if sequence.slot is not None:
-                tokens = pool.get_seq_len(*slots_of([sequence]))
-                held[sequence.key] = -(-tokens // pool.block_size) * seconds
-        return held

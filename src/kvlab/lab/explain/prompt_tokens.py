@@ -77,7 +77,9 @@ class PromptObserver:
             windows = [group.layers.window for group in pool.groups]
             self._group = windows.index(None) if None in windows else 0
             self._has_groups = len(windows) > 1
-            self._log = pool.allocator.content_log = ContentLog(has_groups=self._has_groups)
+            known = pool.allocator.content_log  # of a router's view
+            self._log = ContentLog(has_groups=self._has_groups) if known is None else known.beside()
+            pool.allocator.content_log = known or self._log
         self._parts = PrefixIndex(self._size).parts
         self._known: dict[Key, Eviction | None] = {}  # contents that were cached; None: they are
         self._parents: set[Key] = set()  # of those

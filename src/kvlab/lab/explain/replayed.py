@@ -14,19 +14,23 @@ from kvlab.config import RunConfig
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch
-from kvlab.engine.build import build_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
-from kvlab.engine.front_end import FrontEnd, behind_front_end
+from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.protocol import ServingEngine, StepObserver
 from kvlab.errors import ConfigError
-from kvlab.lab.explain.lives import Cause, DecodeTimes, Interval, Life, LifeObserver
+from kvlab.fleet.fleet import Fleet
+from kvlab.lab.explain.hops import Hops, hops_of, joined_life, prompt_of
+from kvlab.lab.explain.life_observer import DecodeTimes, LifeObserver
+from kvlab.lab.explain.lives import Cause, Interval, Life
 from kvlab.lab.explain.lives import Key as SequenceKey
 from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.playback import Playback
+from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.serve import make_engine
 from kvlab.lab.settings import flatten
 
 _MOST_APART = 1e-6  # seconds: a replay is the run, unless an end differs by more
@@ -34,12 +38,15 @@ _MOST_APART = 1e-6  # seconds: a replay is the run, unless an end differs by mor
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A run's requests: each one's record, life, and what became of its prompt, by request and sample."""
+    """A run's requests: each one's record, life, and what became of its prompt, by request and sample; of a fleet
+    also where each was sent.
+    """
 
     plan: RunPlan
     records: dict[SequenceKey, RequestRecord]
     lives: dict[SequenceKey, Life]
     prompts: dict[SequenceKey, PromptTokens]
+    hops: Hops  # of a fleet, what its router chose for each request
 
     @property
     def is_simulated(self) -> bool:
@@ -115,8 +122,8 @@ def explain_run(
     steps = run.steps()
     if not steps or "kv_bytes_per_token" not in run.facts:
         raise ConfigError("run", run.directory, "has no steps of kvlab's own engine")
-    if config.fleet.replicas > 1:
-        text = f"was served by {config.fleet.replicas} replicas; requests are explained of one engine alone"
+    if config.fleet.replicas > 1 and not run.simulated:
+        text = f"was computed here by {config.fleet.replicas} replicas; only simulated ones are explained together"
         raise ConfigError("run", run.directory, text)
     if not run.finished:
         raise ConfigError("run", run.directory, f"was {run.status}; only a run that ended can be explained")
@@ -138,11 +145,18 @@ def observe(
     plan: RunPlan, steps: StepLog, detail: Collection[str] = (), on_step: Callable[[int], None] = lambda done: None
 ) -> Explanation:
     """Serve the plan's requests step by step. `steps`: of the same run, which say what decoding alone takes."""
-    with served_from(plan) as (engine, core):
-        lives = LifeObserver(core, DecodeTimes(steps), detail, _handed(engine))
-        prompts = PromptObserver(core, has_salts=any(request.salt is not None for request in plan.requests))
-        core.observer = _Observers(lives, prompts)
-        playback = _playback(plan, core)
+    has_salts = any(request.salt is not None for request in plan.requests)
+    loading = Cause.TRANSFER if plan.config.fleet.prefill else Cause.TIER
+    with served_from(plan) as (engine, cores):
+        fleet = engine if isinstance(engine, Fleet) else None
+        parts = [engine] if fleet is None else [replica.engine for replica in fleet.replicas]
+        lives, prompts = list[LifeObserver](), list[PromptObserver]()
+        for index, (part, core) in enumerate(zip(parts, cores, strict=True)):
+            times = DecodeTimes(steps if fleet is None else steps.of_replica(index))
+            lives.append(LifeObserver(core, times, detail, _handed(part), loading))
+            prompts.append(PromptObserver(core, has_salts=has_salts))
+            core.observer = _Observers(lives[-1], prompts[-1])
+        playback = _playback(plan, cores[0])
 
         def after(log: RunLog, record: StepRecord | None) -> None:
             if record is not None:
@@ -153,8 +167,20 @@ def observe(
         limit = plan.config.workload.concurrency
         log = drive(engine, plan.requests, concurrency=limit, on_step=after, at_once=False)
     records = {record.key: record for record in log.records}
-    ended = {key: life for key, record in records.items() if (life := lives.ended(record)) is not None}
-    return Explanation(plan, records, ended, prompts.prompts)
+    if fleet is None:
+        whole = {key: lives[0].ended(key, record.finished_s) for key, record in records.items()}
+        ended = {key: life for key, life in whole.items() if life is not None}
+        return Explanation(plan, records, ended, prompts[0].prompts, {})
+    hops = hops_of(fleet.routed)
+    whole = {key: joined_life(record, hops.get(key[0], ()), lives) for key, record in records.items()}
+    found = {key: prompt_of(record, hops.get(key[0], ()), prompts) for key, record in records.items()}
+    return Explanation(
+        plan,
+        records,
+        {key: life for key, life in whole.items() if life is not None},
+        {key: prompt for key, prompt in found.items() if prompt is not None},
+        hops,
+    )
 
 
 def _quiet(config: RunConfig) -> RunConfig:
@@ -169,17 +195,18 @@ def _played_back(config: RunConfig, directory: Path) -> RunConfig:
 
 
 @contextmanager
-def served_from(plan: RunPlan) -> Iterator[tuple[ServingEngine, EngineCore]]:
-    """The plan's engine as its clients see it, and without its front end."""
-    core = build_engine(plan)
-    engine = core if plan.timing is None else behind_front_end(core, plan.config.framework)
+def served_from(plan: RunPlan) -> Iterator[tuple[ServingEngine, list[EngineCore]]]:
+    """The plan's engine as its clients see it, and those of its replicas without their front ends."""
+    engine = make_engine(plan, Profiler(enabled=False))
+    parts = [replica.engine for replica in engine.replicas] if isinstance(engine, Fleet) else [engine]
+    cores = [part.core if isinstance(part, FrontEnd) else part for part in parts]
     try:
-        yield engine, core
+        yield engine, [core for core in cores if isinstance(core, EngineCore)]
     finally:
-        core.close()
+        engine.close()
 
 
-def _handed(engine: ServingEngine) -> Callable[[], float] | None:
+def _handed(engine: object) -> Callable[[], float] | None:
     return (lambda: engine.handed_s) if isinstance(engine, FrontEnd) else None
 
 

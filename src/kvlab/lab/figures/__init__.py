@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from kvlab.config.groups import read_groups
 from kvlab.errors import OutputError
 from kvlab.kv.pools import unit_of
 from kvlab.lab.figures import style
@@ -40,7 +41,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
     if replicas := _replicas(record):
-        figures["fleet"] = fleet_figure(steps, replicas)
+        figures["fleet"] = fleet_figure(steps, replicas, _groups(record))
     if "memory" not in missing:
         figures["memory"] = memory_figure(steps, unit=unit) if steps else told_memory_figure(record.series())
     if "pool_map" not in missing:
@@ -73,6 +74,12 @@ def _replicas(record: RunRecord) -> int:
     """How many replicas a run had; 0 where its steps are of one."""
     last = int(record.steps().column("replica").max(initial=0))
     return max(last + 1, int(str(record.config.get("fleet.replicas", 1)))) if last else 0
+
+
+def _groups(record: RunRecord) -> list[tuple[str, int]]:
+    """The groups of a run's replicas, each with how many; none where all are alike."""
+    groups = record.config.get("fleet.groups")
+    return [(each.name, each.replicas) for each in read_groups(groups)] if isinstance(groups, list) else []
 
 
 def title_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ _COLUMNS = 400  # moments of a map
 _ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most
 
 
-def fleet_figure(steps: StepLog, replicas: int) -> Figure:
+def fleet_figure(steps: StepLog, replicas: int, groups: Sequence[tuple[str, int]] = ()) -> Figure:
     """A map of the share of each replica's pool that is in use, beside it as bars the share of its prompts' tokens
-    that were found in its prefix cache, and below it a map of the requests that wait there.
+    that were found in its prefix cache, and below it a map of the requests that wait there. Names of
+    `groups`, each of so many replicas, stand beside the rows of that.
     """
     logs = [steps.of_replica(replica) for replica in range(replicas)]
     edges = np.linspace(0, max(float(steps.column("end_s").max(initial=0)), 1e-3), _COLUMNS + 1)
@@ -37,6 +39,10 @@ def fleet_figure(steps: StepLog, replicas: int) -> Figure:
     empty.set_visible(False)
     _map(figure, above, used, edges, "% of blocks in use", 100.0)
     _map(figure, below, waiting, edges, "requests waiting", max(float(waiting.max()), 1.0))
+    if len(groups) > 1:
+        counts = np.array([count for _, count in groups])
+        below.set_ylabel("")
+        below.set_yticks(np.cumsum(counts) - (counts + 1) / 2, [name for name, _ in groups])
     below.set_xlabel("time, s")
     _bars(bars, 100 * hits / np.maximum(prompts, 1))
     fullest, longest = int(used.max(axis=1).argmax()), int(waiting.max(axis=1).argmax())

@@ -21,6 +21,7 @@ _COLOURS = {
     Cause.BLOCKS: style.VERMILION,
     Cause.POLICY: "#D9C7A0",
     Cause.TIER: style.PURPLE,
+    Cause.TRANSFER: style.PURPLE,
     Cause.RETURN: "#8C2D04",
     Cause.AGAIN: "#FDAE6B",
     Cause.PROMPT: style.ORANGE,
@@ -28,6 +29,7 @@ _COLOURS = {
     Cause.OTHER_DECODES: style.GREEN,
     Cause.DECODE: style.BLUE,
     Cause.BETWEEN: "#555555",
+    Cause.LOST: "#F2C4C4",
     Cause.UNEXPLAINED: style.BLACK,
 }
 

@@ -27,7 +27,10 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     writers: list[Callable[[], None]] = [
         partial(write_summary, directory, summary),
         partial(write_text, directory / "config.yaml", config_yaml),
-        lambda: _write_table(directory / records.REQUESTS, records.request_table(log.records, log.engine_report)),
+        lambda: _write_table(
+            directory / records.REQUESTS,
+            records.request_table(log.records, log.engine_report, log.replica_names),
+        ),
     ]
     if log.engine_report is None:
         writers.append(lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)))

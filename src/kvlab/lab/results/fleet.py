@@ -88,13 +88,14 @@ def fleet_metrics(
     return metrics
 
 
-def replica_table(every: Sequence[ReplicaFigures]) -> Table:
-    """A row for each replica: requests sent there, tokens of prompts, the share found in the cache, output tokens,
-    the most sequences that ran and waited, time in steps, and the median time to first token.
+def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
+    """A row for each replica, numbered from `first` on: requests sent there, tokens of prompts, the share found in
+    the cache, output tokens, the most sequences that ran and waited, time in steps, and the median time to first
+    token.
     """
     names = ("sent", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
-    for number, figures in enumerate(every):
+    for number, figures in enumerate(every, first):
         rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
         ttft = "-" if figures.ttft_ms is None else f"{figures.ttft_ms:,.0f} ms"
         table.add_row(
@@ -113,13 +114,14 @@ def replica_table(every: Sequence[ReplicaFigures]) -> Table:
 
 def routes_table(routed: Sequence[Routed]) -> pa.Table:
     """What the router chose, in order, as the table of routes.parquet: `scores` has one for each replica that it
-    asked, and is empty where it scores none.
+    asked, of those it was given (`among`), and is empty where it scores none.
     """
     return pa.table(
         {
             "request_id": pa.array([chosen.request_id for chosen in routed], pa.string()),
             "at_s": pa.array([chosen.at_s for chosen in routed], pa.float64()),
             "replica": pa.array([chosen.choice.replica for chosen in routed], pa.int64()),
+            "among": pa.array([chosen.among for chosen in routed], pa.list_(pa.int64())),
             "stage": pa.array([chosen.stage for chosen in routed], pa.string()),
             "scores": pa.array([chosen.choice.scores for chosen in routed], pa.list_(pa.float64())),
         }

@@ -141,9 +141,11 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
     return row | {"error": record.error and redact(record.error)}
 
 
-def request_table(records: Sequence[RequestRecord], report: EngineReport | None = None) -> pa.Table:
+def request_table(
+    records: Sequence[RequestRecord], report: EngineReport | None = None, replica_names: Sequence[str] = ()
+) -> pa.Table:
     """Requests as the table of requests.parquet, without the columns of what their engine cannot tell, and of salts
-    where none has one.
+    where none has one; of groups of replicas with the `group` of each one's.
     """
     table = pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
     unreported = frozenset() if report is None else report.unreported
@@ -151,7 +153,9 @@ def request_table(records: Sequence[RequestRecord], report: EngineReport | None 
         unreported |= {"salt"}
     if not any(record.replica for record in records):
         unreported |= {"replica"}
-    return table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
+    table = table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
+    groups = [replica_names[record.replica] for record in records] if replica_names else []
+    return table.append_column("group", pa.array(groups, pa.string())) if replica_names else table
 
 
 def series_table(series: EngineSeries) -> pa.Table:

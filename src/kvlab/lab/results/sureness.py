@@ -35,8 +35,8 @@ class Predicted(NamedTuple):
         return kept | {"framework": self.framework, "attainment": self.attainment}
 
 
-def predicted(config: RunConfig, log: RunLog, *, is_sparse: bool) -> Predicted | None:
-    """Of a run whose steps were timed by measured operations. None: no request has both latencies, or no deployment
+def predicted(config: RunConfig, log: RunLog, replicas: int, *, is_sparse: bool) -> Predicted | None:
+    """Of a run on so many replicas whose steps were timed by measured operations. None: no request has both latencies, or no deployment
     of the framework was measured.
     """
     served = [
@@ -56,7 +56,7 @@ def predicted(config: RunConfig, log: RunLog, *, is_sparse: bool) -> Predicted |
         config.executor.tensor_parallel,
         fmean(record.prompt_tokens for record, *_ in served),
         fmean(len(record.output_token_ids) for record, *_ in served),
-        sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / config.fleet.replicas,
+        sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / replicas,
     )
     errors = {name: found for name in FIGURES if (found := interval(case, name)) is not None}
     if len(errors) < len(FIGURES):

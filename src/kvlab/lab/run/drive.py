@@ -37,6 +37,7 @@ class RunLog:
     engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
     routed: list[Routed] = field(default_factory=list)  # of a fleet: what its router chose, in that order
     transfers: list[Transfer] = field(default_factory=list)  # between its replicas
+    replica_names: list[str] = field(default_factory=list)  # of each, its group's; none where all are of one
     retried: int = 0  # requests that were lost with a replica and sent again
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 

@@ -98,9 +98,9 @@ def _crowded(plan: RunPlan | PeerPlan, watch: CpuWatch) -> str | None:
 
 def _predicted(plan: RunPlan | PeerPlan, log: RunLog) -> Predicted | None:
     """How sure the latencies are that measured operations predict; None: of another run."""
-    if not isinstance(plan, RunPlan) or not isinstance(plan.timing, SiliconTiming):
+    if not isinstance(plan, RunPlan) or plan.groups or not isinstance(plan.timing, SiliconTiming):
         return None
-    return predicted(plan.config, log, is_sparse=hasattr(plan.model, "experts"))
+    return predicted(plan.config, log, len(plan.replicas), is_sparse=hasattr(plan.model, "experts"))
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:

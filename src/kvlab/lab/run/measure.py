@@ -24,7 +24,9 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
             if own.config.fleet.life:
                 metrics["fleet/retried"] = log.retried
-            metrics |= {name: replicas * metrics[name] for name in ("capacity/kv_bytes", "capacity/token_slots")}
+            pools = [replica.pool for replica in own.replicas]
+            metrics["capacity/kv_bytes"] = sum(pool.num_bytes for pool in pools)
+            metrics["capacity/token_slots"] = sum(pool.token_slots for pool in pools)
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
         metrics |= _prompts(served)

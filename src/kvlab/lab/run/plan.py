@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from kvlab.config import FleetConfig, RunConfig, format_bytes, parse_bytes
+from kvlab.config.groups import of_group, with_settings
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
-from kvlab.errors import CapacityError, ConfigError, WorkloadError
+from kvlab.errors import CapacityError, ConfigError, KvlabError, WorkloadError
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import check_longest_sequence
@@ -32,11 +34,32 @@ _LIBRARIES = 256 * 2**20  # for tracking and pictures, which a run loads into ma
 
 @dataclass(frozen=True, slots=True)
 class RunPlan(EnginePlan):
-    """A checked run: its engine, and the requests it will serve."""
+    """A checked run: its engine, and the requests it will serve. Of a fleet of unequal `groups` the engine is
+    that of the first.
+    """
 
     config: RunConfig
     requests: list[Request]
     tokenizer: Tokenizer | None = None  # of the model's checkpoint, where it has one and tokens mean something
+    groups: tuple[PlannedGroup, ...] = ()
+
+    @property
+    def parts(self) -> tuple[PlannedGroup, ...]:
+        """Its replicas by group: one group of all of them where they are equal."""
+        return self.groups or (PlannedGroup("", self.config.fleet.replicas, self),)
+
+    @property
+    def replicas(self) -> list[RunPlan]:
+        """The plan of each replica, in the order of their numbers."""
+        return [group.plan for group in self.parts for _ in range(group.replicas)]
+
+    @property
+    def chosen(self) -> dict[str, str | int]:
+        """See EnginePlan; of groups, how the steps of each are timed."""
+        own = super(RunPlan, self).chosen
+        if self.groups and not self.is_real:
+            own["timing"] = " and ".join(dict.fromkeys(str(each.plan.chosen["timing"]) for each in self.groups))
+        return own
 
     @property
     def machine(self) -> str:
@@ -52,6 +75,14 @@ class RunPlan(EnginePlan):
     def _fleet(self) -> str:
         fleet = self.config.fleet
         return f", {fleet.replicas} replicas behind {fleet.router}" if fleet.replicas > 1 else ""
+
+
+class PlannedGroup(NamedTuple):
+    """So many replicas of one plan, whose configuration has the group's settings."""
+
+    name: str
+    replicas: int
+    plan: RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +147,34 @@ def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPla
     WorkloadError for a request that is too long, TokenizerError for text without a tokenizer, ConfigError,
     BackendError, DeviceError.
     """
+    groups = list[PlannedGroup]()
+    for each in config.fleet.parts:
+        try:
+            own = _plan(with_settings(config, each.settings), requests)
+        except KvlabError as error:
+            raise of_group(error, each.name) from error
+        requests = own.requests
+        groups.append(PlannedGroup(each.name, each.replicas, own))
+    if groups:
+        plan = replace(groups[0].plan, config=config, groups=tuple(groups))
+        if not plan.is_real:
+            plan = replace(plan, device=" and ".join(f"{group.replicas} of {group.name}" for group in groups))
+    else:
+        plan = _plan(config, requests)
+    _check_blocks(plan)
+    every = sum(each.weights.total + each.pool.num_bytes for each in plan.replicas)
+    for group in plan.parts:
+        own = group.plan
+        try:
+            # Those that are simulated have memory of their own.
+            _check_memory(own, every - own.weights.total - own.pool.num_bytes if own.is_real else 0)
+        except CapacityError as error:
+            raise of_group(error, group.name) from error
+    return plan
+
+
+def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
+    """The plan of replicas that are all alike, without their memory."""
     plan = plan_engine(config, random_sampling=may_sample(config.workload))
     if config.fleet.replicas > 1 and (plan.recording is not None or config.debug.profile):
         key = "debug.profile=true" if config.debug.profile else "executor=playback"
@@ -129,32 +188,41 @@ def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPla
     if requests is None:
         requests = requests_of(config)
     check_longest_sequence(plan.pool, _check_lengths(requests, config))
-    _check_memory(plan, config.fleet.replicas)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return RunPlan(**parts, requests=requests, tokenizer=tokenizer)
 
 
-def link_rate(plan: RunPlan) -> LinkRate:
-    """How long K and V take from one replica to another."""
-    config, pool = plan.config, plan.pool
-    pieces = 2 * plan.model.num_layers if config.fleet.link.pieces == "layer" else 1
-    devices = config.executor.devices
-    return LinkRate(config.fleet.link, devices, pool.block_size * pool.bytes_per_slot, pieces)
+def link_rates(plan: RunPlan) -> list[LinkRate]:
+    """How long K and V take from one replica to another, for each that receives. Devices send side by side, as many
+    as either end has.
+    """
+    link, replicas = plan.config.fleet.link, plan.replicas
+    pieces = 2 * plan.model.num_layers if link.pieces == "layer" else 1
+    sending = [each.config.executor.devices for each in replicas[: plan.config.fleet.prefill]]
+    return [
+        LinkRate(
+            link,
+            min([each.config.executor.devices, *sending]),
+            each.pool.block_size * each.pool.bytes_per_slot,
+            pieces,
+        )
+        for each in replicas
+    ]
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
     """The planner's figures for a run's sequences, each at the length it may grow to, with memory of its own."""
     grown = grown_lengths(plan.requests)
     lengths = [grown[request.request_id] for request in plan.requests for _ in range(request.sampling.n)]
-    replicas, batch = plan.config.fleet.replicas, plan.config.scheduler.max_batch_size
-    fit = replicas * sequences_that_fit(plan.pool, lengths)
+    fit = sum(group.replicas * sequences_that_fit(group.plan.pool, lengths) for group in plan.parts)
+    batch = sum(replica.config.scheduler.max_batch_size for replica in plan.replicas)
     return {
         "capacity/mean_length": sum(lengths) / len(lengths),
         "capacity/planned_sequences": fit,
-        "capacity/planned_running": min(fit, replicas * batch, len(lengths)),
-        "capacity/weight_bytes": replicas * plan.weights.total,
+        "capacity/planned_running": min(fit, batch, len(lengths)),
+        "capacity/weight_bytes": sum(replica.weights.total for replica in plan.replicas),
         "capacity/working_bytes": plan.working.peak,
     }
 
@@ -193,6 +261,15 @@ def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
             raise ConfigError("fleet.prefill", fleet.prefill, text)
 
 
+def _check_blocks(plan: RunPlan) -> None:
+    """Raise ConfigError for replicas that are to pull blocks of another size than they have."""
+    sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in plan.replicas}
+    if plan.config.fleet.prefill and len(sizes) > 1:
+        has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
+        text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
+        raise ConfigError("fleet.prefill", plan.config.fleet.prefill, text)
+
+
 def _check_offload(plan: EnginePlan, left: int) -> None:
     """Raise CapacityError unless what is `left` of main memory holds `kv.offload`. A simulated host does."""
     asked = plan.config.kv.offload
@@ -205,15 +282,16 @@ def _check_offload(plan: EnginePlan, left: int) -> None:
     )
 
 
-def _check_memory(plan: EnginePlan, replicas: int) -> None:
-    """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights."""
+def _check_memory(plan: EnginePlan, others: int) -> None:
+    """Raise CapacityError unless the device has memory for weights, cache and steps, or for loading the weights,
+    beside the bytes of `others` there.
+    """
     if plan.recording is not None:  # nothing is allocated
         return
     config, pool, working, device = plan.config, plan.pool, plan.working, plan.device
     available = available_memory(device) if plan.memory is None else plan.memory
     weights = plan.weights.total
     steps = working.peak + (_LIBRARIES if device == "cpu" else 0)
-    others = (replicas - 1) * (weights + pool.num_bytes) if plan.is_real else 0  # on the same machine
     needed = others + weights + max(pool.num_bytes + steps, working.loading)
     if needed <= available:
         _check_offload(plan, available - needed if device == "cpu" else available_memory("cpu"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.config import format_bytes
 from kvlab.config.effects import without_effect
@@ -16,7 +16,7 @@ from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.recording import RunContext
-from kvlab.lab.results.sureness import Predicted
+from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
@@ -70,8 +70,7 @@ class Reporter:
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
-        pool = plan.pool
-        kind, kernels = f"{POOLS.get(config.kv.backend).unit}s", plan.kernels
+        kernels = plan.kernels
         chosen, computed = plan.chosen.get("kernels"), ""
         if kernels:
             reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
@@ -81,24 +80,20 @@ class Reporter:
         weights = config.executor.weights_dtype
         if plan.weights_format == "compact":
             weights += ", kept in 12 bits each"
-        tiers = {"host memory": "kv.offload", "disk": "kv.offload_disk"}
-        behind = [
-            f"{pages:,} more in {name}"
-            for name, key in tiers.items()
-            if (pages := tier_pages(config.kv, pool, key))
-        ]
         console.print(
             f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
-            f"{format_bytes(plan.weights.parameters)} in {weights}; KV cache: {pool.num_blocks} {kind} of "
-            f"{pool.block_size} tokens, {format_bytes(pool.num_bytes)} in {config.kv_dtype}"
-            f"{''.join(f', {text}' for text in behind)}; "
+            f"{format_bytes(plan.weights.parameters)} in {weights}; {'' if plan.groups else _cache(plan) + '; '}"
             f"{computed}{len(plan.requests)} requests on {plan.machine}"
             + (f", {ranks} ranks" if ranks > 1 else "")
             + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
             + (f" ({why})" if why else "")
         )
-        if plan.timing is not None:
-            console.print(_as_simulated(plan, plan.timing))
+        for group in plan.parts:
+            name = f"{group.replicas} of {group.name}: " if plan.groups else ""
+            if plan.groups:
+                console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
+            if group.plan.timing is not None:
+                console.print(name + _as_simulated(group.plan, group.plan.timing))
 
     def estimate(self, plan: RunPlan | PeerPlan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -118,8 +113,13 @@ class Reporter:
     def served(self, plan: RunPlan | PeerPlan, served: Served, sure: Predicted | None) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
-        if plan.config.fleet.replicas > 1 and not self.context.in_sweep:
-            self.console.print(replica_table(replica_figures(log.records, log.steps, plan.config.fleet.replicas)))
+        if isinstance(plan, RunPlan) and len(plan.replicas) > 1 and not self.context.in_sweep:
+            figures, first = replica_figures(log.records, log.steps, len(plan.replicas)), 0
+            for name, count, _ in plan.parts:
+                if name:
+                    self.console.print(f"\n{name}", soft_wrap=True)
+                self.console.print(replica_table(figures[first : first + count], first))
+                first += count
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")
         self.answers(log)
@@ -150,6 +150,17 @@ class Reporter:
             console.print(tracker.where(), soft_wrap=True)
 
 
+def _cache(plan: RunPlan) -> str:
+    """A replica's KV cache."""
+    kv, pool = plan.config.kv, plan.pool
+    text = f"KV cache: {pool.num_blocks} {POOLS.get(kv.backend).unit}s of {pool.block_size} tokens, "
+    text += f"{format_bytes(pool.num_bytes)} in {plan.config.kv_dtype}"
+    for name, key in (("host memory", "kv.offload"), ("disk", "kv.offload_disk")):
+        if pages := tier_pages(kv, pool, key):
+            text += f", {pages:,} more in {name}"
+    return text
+
+
 def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     """The limits of a simulated server and whose defaults they are, and why its steps are timed as they are."""
     config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
@@ -167,12 +178,29 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
 
 def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> list[str]:
     remarks = [] if log.engine_report is None else list(log.engine_report.notes)
-    timing = plan.timing if isinstance(plan, RunPlan) else None
-    if timing is not None and (remark := timing.remark(log.steps)):
-        remarks.append(remark)
+    if isinstance(plan, RunPlan):
+        remarks += _of_timing(plan, log)
     remarks += [] if sure is None else [sure.sentence()]
     is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
     load = offered_load(log.records) if is_open and not log.interrupted else None
     if load is not None and (sentence := load.sentence()):
         remarks.append(sentence)
+    return remarks
+
+
+def _of_timing(plan: RunPlan, log: RunLog) -> list[str]:
+    """What to know of the times of each group's steps, and how sure they are where groups differ."""
+    remarks, first = [], 0
+    for name, count, own in plan.parts:
+        last, is_all = first + count, not plan.groups
+        steps = log.steps if is_all else [step for step in log.steps if first <= step.replica < last]
+        found = [own.timing.remark(steps) if own.timing is not None else None]
+        if plan.groups and isinstance(own.timing, SiliconTiming):
+            served = replace(
+                log, records=[record for record in log.records if first <= record.replica < last], refused=[]
+            )
+            sure = predicted(own.config, served, count, is_sparse=hasattr(own.model, "experts"))
+            found.append(None if sure is None else sure.sentence())
+        remarks += [remark if is_all else f"{name}: {remark}" for remark in found if remark is not None]
+        first = last
     return remarks

@@ -25,7 +25,7 @@ from kvlab.kv.journal import BlockJournal
 from kvlab.kv.tiers.remote import RemoteTier
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rate
+from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -57,13 +57,13 @@ def start_engine(
 
 def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     """kvlab's own engine for a run, or a fleet of them."""
-    config, fleet = plan.config, plan.config.fleet
-    if fleet.replicas == 1:
+    config, replicas = plan.config, plan.replicas
+    if len(replicas) == 1:
         journal = BlockJournal() if config.figures or plan.recording is not None else None
-        return _replica(plan, profiler, journal)
+        return _replica(replicas[0], profiler, journal)
     is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
-    make = partial(_replica, plan, profiler, None)
-    return build_fleet(fleet, make, link_rate(plan), seed=config.seed, is_open=is_open)
+    makers = [partial(_replica, replica, profiler, None) for replica in replicas]
+    return build_fleet(config.fleet, makers, link_rates(plan), seed=config.seed, is_open=is_open)
 
 
 def _replica(
@@ -143,6 +143,7 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
     if isinstance(engine, Fleet):
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
+        log.replica_names = engine.router.config.names
         log.transfers = [] if engine.split is None else engine.split.transfers
 
 

@@ -28,6 +28,9 @@ class ReplicaSearch(LimitSearch):
         if config.engine.kind != "kvlab":
             text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
             raise ConfigError("find", self.find, text)
+        if config.fleet.groups:
+            text = f"find={self.find} searches a number of equal replicas; sweep over fleet.groups instead"
+            raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
         most = config.fleet.replicas
         return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
 

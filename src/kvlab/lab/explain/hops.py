@@ -1,0 +1,48 @@
+"""A request's life on a fleet: what the replicas that it was sent to say of it, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+from kvlab.core import RequestRecord
+from kvlab.fleet.fleet import Routed
+from kvlab.lab.explain.life_observer import LifeObserver
+from kvlab.lab.explain.lives import Cause, Life
+from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens
+
+Hops = Mapping[str, Sequence[Routed]]  # by request: what its router chose, in that order
+
+
+def hops_of(routed: Iterable[Routed]) -> dict[str, list[Routed]]:
+    """A fleet's choices by request."""
+    hops: dict[str, list[Routed]] = {}
+    for chosen in routed:
+        hops.setdefault(chosen.request_id, []).append(chosen)
+    return hops
+
+
+def joined_life(record: RequestRecord, hops: Sequence[Routed], observers: Sequence[LifeObserver]) -> Life | None:
+    """The whole life of a sample that has ended. Its time with a replica that died is lost: it began anew with the
+    next. None: the last never had it.
+    """
+    life = Life(record.key, [], record.arrival_s)
+    for hop, after in zip_longest(hops, hops[1:]):
+        end_s = record.finished_s if after is None else after.at_s
+        if after is not None and after.stage != "decode":
+            life.add(Cause.LOST, end_s)
+            continue
+        sample = 0 if hop.stage == "prefill" else record.sample  # samples have the prompt in common
+        own = observers[hop.choice.replica].ended((record.request_id, sample), end_s)
+        if own is None:
+            return None
+        life.follow(own)
+    return life if hops else None
+
+
+def prompt_of(
+    record: RequestRecord, hops: Sequence[Routed], observers: Sequence[PromptObserver]
+) -> PromptTokens | None:
+    """What became of its prompt's tokens where that was computed, or pulled without being computed apart."""
+    computing = [hop for hop in hops if hop.stage != "decode"]
+    return observers[computing[-1].choice.replica].prompts.get(record.key) if computing else None
