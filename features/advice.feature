@@ -6,7 +6,7 @@ Feature: Advice
 
   @R30.1 @R30.3 @R30.5
   Scenario: A prefix cache that is off
-    When I ask for advice on "workload.system_len=4000 workload.num_requests=60 kv.prefix_sharing=false"
+    When I ask for advice on "workload.system_len=4000 workload.num_requests=40 kv.prefix_sharing=false"
     Then it ends with status 0
     And the first advice is "kv.prefix_sharing=true"
     And each change has its gain on both parts, what it costs, and a command that tries it
@@ -22,7 +22,7 @@ Feature: Advice
 
   @R30.4
   Scenario: The same command again
-    When I ask for advice on "workload.num_requests=60 scheduler.max_batch_size=2"
+    When I ask for advice on "workload.num_requests=40 scheduler.max_batch_size=2"
     And I ask for the same advice again, and once more without what was kept
     Then the three are the same, and the second simulated no change again
 
@@ -35,7 +35,7 @@ Feature: Advice
 
   @R30.6 @R30.11
   Scenario: Devices and their price
-    When I ask for advice on "workload.num_requests=60 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000"
+    When I ask for advice on "workload.num_requests=40 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000"
     Then it ends with status 0
     And no plan takes more than 2 devices
     And the price of a million tokens is that of its devices over its tokens
@@ -43,7 +43,7 @@ Feature: Advice
 
   @R30.7
   Scenario: A page, and runs
-    When I ask for advice on "workload.num_requests=60 scheduler.max_batch_size=2" and track it
+    When I ask for advice on "workload.num_requests=40 scheduler.max_batch_size=2" and track it
     Then it ends with status 0
     And the page has the answer and asks for nothing from elsewhere
     And the store holds the advice with a run for the plan and for each change

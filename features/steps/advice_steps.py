@@ -13,7 +13,8 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.sweep_steps import Commands
 from kvlab.cli import advise
-from kvlab.lab.advise import simulations
+from kvlab.engine.threads import Cores
+from kvlab.lab.advise import adviser, simulations
 from tests.support.commands import call
 
 SMALL_ADVICE = (
@@ -22,12 +23,16 @@ SMALL_ADVICE = (
 )  # fmt: skip
 
 
-def advise_on(laboratory: Commands, *words: str, tracking: str = "tracking=off", folder: str = "advice") -> None:
+def advise_on(
+    laboratory: Commands, *words: str, tracking: str = "tracking=off", folder: str = "advice", cores: int = 1
+) -> None:
     """Later words win over earlier ones."""
     own = [word for word in shlex.split(" ".join(words)) if word]
     keys = {word.partition("=")[0] for word in own}
     base = [word for word in SMALL_ADVICE if word.partition("=")[0] not in keys]
-    laboratory.last = call(advise.main, *base, *own, tracking, f"output={laboratory.base / folder}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adviser, "usable_cores", lambda: Cores(cores, cores))
+        laboratory.last = call(advise.main, *base, *own, tracking, f"output={laboratory.base / folder}")
 
 
 def advice_in(laboratory: Commands, folder: str = "advice") -> dict[str, Any]:
@@ -72,13 +77,13 @@ def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
 @when("I ask for the same advice again, and once more without what was kept", target_fixture="thrice")
 def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"first": advice_in(laboratory)}
-    text = "workload.num_requests=60 scheduler.max_batch_size=2"
+    text = "workload.num_requests=40 scheduler.max_batch_size=2"
     with monkeypatch.context() as patch:
         patch.setattr(simulations, "simulate", None)  # no change is left to simulate
         advise_on(laboratory, text)
     assert laboratory.last.code == 0, laboratory.last.output
     found["second"] = advice_in(laboratory)
-    advise_on(laboratory, text, folder="fresh")
+    advise_on(laboratory, text, folder="fresh", cores=2)
     return found | {"third": advice_in(laboratory, "fresh")}
 
 

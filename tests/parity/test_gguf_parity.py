@@ -121,7 +121,7 @@ def test_the_planner_takes_a_file(tmp_path: Path, tiny: Any) -> None:
     found = plans(settings, configured(settings, [f"model={path}", "executor.device=cpu"])[0])[""]
     assert (found.name, found.model.num_layers) == ("own model", tiny.config.num_hidden_layers)
     with pytest.raises(ConfigError, match=r"no model\.gguf: is not there"):
-        configured(settings, [f"model={tmp_path}/no model.gguf"])
+        plans(settings, configured(settings, [f"model={tmp_path}/no model.gguf"])[0])
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,8 @@ class Predicted(NamedTuple):
 
 
 def predicted(config: RunConfig, log: RunLog, replicas: int, *, is_sparse: bool) -> Predicted | None:
-    """Of a run on so many replicas whose steps were timed by measured operations. None: no request has both latencies, or no deployment
-    of the framework was measured.
+    """Of a run on so many replicas whose steps were timed by measured operations. None: no request has both
+    latencies, or no deployment of the framework was measured.
     """
     served = [
         (record, record.ttft_ms, record.tpot_ms, record.e2el_ms)

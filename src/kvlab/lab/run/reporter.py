@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from kvlab.config import format_bytes
 from kvlab.config.effects import without_effect
@@ -28,6 +27,7 @@ from kvlab.lab.terminal import marked, print_note
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
+from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Reporter:
             heading = marked("[bold]{}[/]", context.heading or context.name)
             console.rule(heading, align="left", style="dim")
         elif config.verbose:
-            recorded = as_recorded(dataclasses.asdict(config), context.written)
+            recorded = as_recorded(asdict(config), context.written)
             console.print(config_tree(recorded, context.choices))
         else:
             choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
