@@ -91,7 +91,7 @@ def drawn(seed: int) -> list[str]:
     return settings
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_terms_sum_to_latencies_and_tokens_to_prompts(seed: int) -> None:
     plan = plan_of(*drawn(seed))
     log, found = explained(plan)
