@@ -71,3 +71,13 @@ Feature: Advice
     When I ask for advice on "workload.num_requests=40 slo.ttft_ms=1 slo.tpot_ms=1"
     Then it ends with status 0
     And it names limits that the plan would keep
+
+  @R30.9
+  Scenario Outline: The case of <case>
+    Then the page of <case> has its commands, what they printed, its pictures, and what one should not conclude
+    And what a command prints takes the place of what it printed before
+
+    Examples:
+      | case     |
+      | mooncake |
+      | azure    |

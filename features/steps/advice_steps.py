@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pytest_bdd import given, parsers, then, when
 
+from experiments.cases import run as cases
 from features.steps.sweep_steps import Commands
 from kvlab.cli import advise
 from kvlab.engine.threads import Cores
@@ -21,6 +22,9 @@ SMALL_ADVICE = (
     "hardware=l4", "model=qwen3_0_6b", "workload.arrival=poisson", "workload.rate=20", "workload.prompt_len.min=50",
     "workload.prompt_len.max=200", "workload.output_len.min=10", "workload.output_len.max=40", "minutes=0.1",
 )  # fmt: skip
+
+
+SECTIONS = ["The question", "What fits", "What to change", "What surprised", "What one should not conclude"]
 
 
 def advise_on(
@@ -184,3 +188,26 @@ def names_limits(laboratory: Commands) -> None:
     figures = found["plan"]["figures"]
     assert float(near[1]) >= figures["ttft_ms"][1]
     assert float(near[2]) >= figures["tpot_ms"][1]
+
+
+@then(
+    parsers.parse(
+        "the page of {name} has its commands, what they printed, its pictures, and what one should not conclude"
+    )
+)
+def page_of_case(name: str) -> None:
+    case, page = cases.CASES[name], (cases.PAGES / f"{name}.md").read_text(encoding="utf-8")
+    deployment = case.deployment.format(file=case.file)
+    assert f"\n    kvlab capacity {deployment} {case.lengths}\n" in page
+    assert f"\n    kvlab advise {deployment} {case.asked}\n" in page
+    for printed in ("The size of the pool is planned", "\nToday: ", "\nhow sure: "):
+        assert printed in page
+    for picture in re.findall(r"\]\((\w+\.png)\)", page):
+        assert (cases.PAGES / picture).is_file()
+    assert re.findall("^## (.*)", page, re.MULTILINE) == SECTIONS
+
+
+@then("what a command prints takes the place of what it printed before")
+def put_again() -> None:
+    page = "before\n<!-- advice -->\n```text\nold\n```\n<!-- end -->\nbehind\n"
+    assert cases.put(page, "advice", "new") == page.replace("old", "new")

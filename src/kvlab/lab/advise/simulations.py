@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,23 +17,6 @@ from kvlab.lab.settings import as_word
 
 _ARRAYS = ("ttft_ms", "tpot_ms", "e2el_ms")
 _DIGITS = 6  # of a latency in ms: those of a file are those of a simulation
-
-
-class Task(NamedTuple):
-    """Other settings on a segment, by its name."""
-
-    settings: tuple[tuple[str, Any], ...]
-    segment: str
-
-    @classmethod
-    def of(cls, settings: Settings, segment: Segment) -> Task:
-        """Equal for equal settings, in whatever order."""
-        return cls(tuple(sorted(settings.items())), segment.name)
-
-    @property
-    def key(self) -> str:
-        """As text."""
-        return " ".join([as_word(name, value) for name, value in self.settings] + [f"on {self.segment}"])
 
 
 class Simulations:
@@ -55,33 +37,40 @@ class Simulations:
 
     def run(self, settings: Iterable[Settings], segment: Segment) -> list[Outcome]:
         """Their outcomes, in order. Raises CapacityError where a process was killed."""
-        tasks = [Task.of(each, segment) for each in settings]
-        missing = list(dict.fromkeys(task for task in tasks if task.key not in self._known))
+        keys, tasks = list[str](), dict[str, Settings]()
+        for each in settings:
+            keys.append(_key(each, segment))
+            tasks[keys[-1]] = dict(sorted(each.items()))
+        missing = [key for key in tasks if key not in self._known]
 
-        def work(task: Task) -> Outcome:
-            return _rounded(simulate(self.config, dict(task.settings), segment))
+        def work(key: str) -> Outcome:
+            return _rounded(simulate(self.config, tasks[key], segment))
 
         killed = "a process was killed, perhaps for memory: take fewer minutes=, or a workload.window"
-        for task, outcome in in_processes(work, missing, self.cores, killed=killed):
-            self._known[task.key] = outcome
-            self._append(task, outcome)
+        for key, outcome in in_processes(work, missing, self.cores, killed=killed):
+            self._known[key] = outcome
+            self._append(key, outcome)
             self.on_end(outcome)
-        for task in dict.fromkeys(tasks):
-            if task.key not in self._done:
-                self._done.add(task.key)
-                self.work_s += self._known[task.key].work_s
-        return [self._known[task.key] for task in tasks]
+        for key in [key for key in tasks if key not in self._done]:  # in order, for the same sum
+            self._done.add(key)
+            self.work_s += self._known[key].work_s
+        return [self._known[key] for key in keys]
 
     def one(self, settings: Settings, segment: Segment) -> Outcome:
         """A single one."""
         return self.run([settings], segment)[0]
 
-    def _append(self, task: Task, outcome: Outcome) -> None:
+    def _append(self, key: str, outcome: Outcome) -> None:
         values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
         values |= {name: [None if np.isnan(v) else v for v in values[name].tolist()] for name in _ARRAYS}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"task": task.key, **values}) + "\n")
+            file.write(json.dumps({"task": key, **values}) + "\n")
+
+
+def _key(settings: Settings, segment: Segment) -> str:
+    """Other settings on a segment as text; equal for equal ones, in whatever order."""
+    return " ".join([*(as_word(name, value) for name, value in sorted(settings.items())), f"on {segment.name}"])
 
 
 def _read(file: Path) -> dict[str, Outcome]:
