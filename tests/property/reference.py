@@ -184,6 +184,7 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         [allocator.ref_count(block) for block in range(allocator.num_blocks)],
         {slot: allocator.owners.blocks_of(slot) for slot in live},
         list(allocator._scratch),
+        allocator.first_untouched,
         cached,
         kept,
         dict(getattr(policy, "hits", {})),

@@ -121,7 +121,8 @@ class SequenceRules(PoolInvariants):
     @contextmanager
     def taking(self, blocks: int, revived: int = 0) -> Iterator[None]:
         """The body takes this many blocks from the queue, scratch blocks before cached ones."""
-        before, scratch = self.pool.counters(), len(self.pool.allocator._scratch)
+        before, allocator = self.pool.counters(), self.pool.allocator
+        scratch = allocator.num_free() - allocator.num_evictable()
         yield
         after = self.pool.counters()
         evicted, merged = max(0, blocks - scratch), after.merged_blocks - before.merged_blocks

@@ -37,6 +37,7 @@ class TestAudit:
 
     def test_a_free_block_that_got_lost(self) -> None:
         pool = paged()
+        pool.allocator.free(pool.allocator.allocate(2))
         lost = pool.allocator._scratch.pop()
         assert self.broken(pool) == [("queue", f"block {lost}")]
 
@@ -49,8 +50,21 @@ class TestAudit:
 
     def test_a_free_block_that_is_queued_twice(self) -> None:
         pool = paged()
+        pool.allocator.free(pool.allocator.allocate(2))
         pool.allocator._scratch.append(pool.allocator._scratch[0])
         assert self.broken(pool) == [("conservation", "free queue")]
+
+    def test_a_block_that_was_never_taken_and_is_queued_twice(self) -> None:
+        pool = sharing(5000)
+        pool.allocator.free(pool.allocator.allocate(2))
+        pool.allocator._scratch.append(4999)
+        assert self.broken(pool) == [("conservation", "free queue")]
+
+    def test_a_block_that_was_never_taken_and_is_referenced(self) -> None:
+        pool = sharing(5000)
+        pool.allocator.free(pool.allocator.allocate(2))
+        pool.allocator._references[4999] = 1
+        assert self.broken(pool) == [("leaked", "block 4999"), ("queue", "block 4999")]
 
     def test_who_holds_a_leaked_block(self) -> None:
         pool = paged()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from kvlab.kv.prefix import Prefix
 
 #: Given blocks that are about to be evicted, in order, and the contents of all blocks.
 OnEvict = Callable[[Sequence[int], Mapping[int, Prefix]], None]
+
+
+_TOUCHED_AT_ONCE = 1024
 
 
 class BlockState(IntEnum):
@@ -60,8 +64,10 @@ class BlockAllocator:
             raise ValueError(f"num_blocks={num_blocks!r}: must be a whole number, at least 0")
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
-        # The queue's head is the list's end, so that taking and returning blocks moves no other.
-        self._scratch = list(range(num_blocks - 1, -1, -1))
+        # The queue's head is the list's end, so that taking and returning blocks moves no other. Below the list lie
+        # the blocks from `first_untouched` on, in order: a large device has a million, of which most runs take few.
+        self._scratch: list[int] = []
+        self.first_untouched = 0
         self.eviction = LruEviction() if eviction is None else eviction  # of what is unreferenced, with content
         self._contents: dict[int, Prefix] = {}
         self.owners = BlockOwners()
@@ -77,7 +83,7 @@ class BlockAllocator:
 
     def num_free(self) -> int:
         """Blocks that nobody references, with or without content."""
-        return len(self._scratch) + len(self.eviction)
+        return len(self._scratch) + len(self.eviction) + self.num_blocks - self.first_untouched
 
     def num_evictable(self) -> int:
         """Part of the free blocks that holds content."""
@@ -110,10 +116,14 @@ class BlockAllocator:
 
     def allocated_block_ids(self) -> set[int]:
         """The blocks with at least one reference."""
-        return {block for block, count in enumerate(self._references) if count}
+        return set(compress(range(self.num_blocks), self._references))
 
     def free_block_ids(self) -> set[int]:
         """The blocks in the free queue."""
+        return {*self.returned_block_ids(), *range(self.first_untouched, self.num_blocks)}
+
+    def returned_block_ids(self) -> set[int]:
+        """The blocks in the free queue without those from `first_untouched` on, which were never taken."""
         return {*self._scratch, *self.eviction.blocks()}
 
     def evictable_block_ids(self) -> set[int]:
@@ -298,9 +308,13 @@ class BlockAllocator:
             self.num_references += 1
             self.total_allocated += 1
             return [block], 0
-        evict = max(count - len(scratch), 0)
+        missing, first = count - len(scratch), self.first_untouched
+        evict = max(missing - (self.num_blocks - first), 0)
         if evict > len(self.eviction):
             raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self.eviction))
+        if missing > 0 and first < self.num_blocks:
+            self.first_untouched = min(first + max(missing, _TOUCHED_AT_ONCE), self.num_blocks)
+            scratch[:0] = range(self.first_untouched - 1, first - 1, -1)
         blocks = scratch[: -(count - evict) - 1 : -1]
         del scratch[len(scratch) - len(blocks) :]
         if evict:

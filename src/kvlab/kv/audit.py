@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.group_blocks import GroupBlocks
@@ -46,14 +45,20 @@ def audit(
 ) -> list[Finding]:
     """Every way in which tables, allocator, index, eviction and tiers disagree; empty for a sound pool."""
     tables, size = groups[0].tables, groups[0].tables.block_size
-    allocated, free = allocator.allocated_block_ids(), allocator.free_block_ids()
+    allocated, returned = allocator.allocated_block_ids(), allocator.returned_block_ids()
+    first = allocator.first_untouched
+    touched = set(range(first))  # few of the millions of a large device
+
+    def is_free(block: int) -> bool:
+        return block in returned or block >= first
+
     findings = _references(allocator, allocated, [group.tables for group in groups])
-    taken = set(filterfalse(free.__contains__, range(allocator.num_blocks)))  # of millions, on a large device
-    for block in sorted(allocated ^ taken):
-        where = "in the free queue" if block in free else "not in the free queue"
+    for block in sorted(allocated ^ (touched - returned)):
+        where = "in the free queue" if is_free(block) else "not in the free queue"
         findings.append(Finding("queue", f"block {block}", f"{allocator.ref_count(block)} reference(s), {where}"))
-    if len(free) != allocator.num_free():
-        detail = f"{allocator.num_free()} entries for {len(free)} free blocks of {allocator.num_blocks}"
+    free = len(touched & returned) + allocator.num_blocks - first
+    if free != allocator.num_free():
+        detail = f"{allocator.num_free()} entries for {free} free blocks of {allocator.num_blocks}"
         findings.append(Finding("conservation", "free queue", detail))
     for slot in sorted(tables.live):
         stored, room = int(tables.stored[slot]), int(min(group.tables.counts[slot] for group in groups)) * size
@@ -63,7 +68,7 @@ def audit(
         findings += _groups(slot, groups)
     kept = [Finding("retention", *flaw) for flaw in allocator.eviction.broken()]
     below = [Finding("tier", *flaw) for flaw in broken(offload, tables, allocator)]
-    return findings + _contents(allocator, free, index) + kept + below
+    return findings + _contents(allocator, is_free, index) + kept + below
 
 
 def _groups(slot: int, groups: Sequence[GroupBlocks]) -> Iterator[Finding]:
@@ -92,7 +97,7 @@ def _references(allocator: BlockAllocator, allocated: set[int], groups: Sequence
     return findings
 
 
-def _contents(allocator: BlockAllocator, free: set[int], index: PrefixIndex) -> list[Finding]:
+def _contents(allocator: BlockAllocator, is_free: Callable[[int], bool], index: PrefixIndex) -> list[Finding]:
     wrong: dict[int, str] = {}
     evictable = allocator.evictable_block_ids()
     indexed = {id(node) for node in index.nodes()}
@@ -104,7 +109,7 @@ def _contents(allocator: BlockAllocator, free: set[int], index: PrefixIndex) -> 
             wrong[block] = f"its content is said to be in block {node.block}"
         elif node is not None and id(node) not in indexed:
             wrong[block] = "its content is not indexed"
-        elif block in free and (node is not None) != (block in evictable):
+        elif is_free(block) and (node is not None) != (block in evictable):
             wrong[block] = "free with content, but not evictable" if node else "evictable, but without content"
     for node in index.nodes():
         if node.block is not None and id(node) not in held:
