@@ -56,10 +56,10 @@ def recorded_trace(tmp_path: Path, count: str, whom: str) -> None:
 
 @when(parsers.parse('I explain the trace with "{text}"'))
 def explain_trace(commands: list[Command], tmp_path: Path, text: str) -> None:
-    named = [f"trace={tmp_path}/trace.jsonl", f"figure={tmp_path}/explained.png", *text.split()]
-    commands.append(call(explain.main, *named))
+    named = [f"trace={tmp_path}/trace.jsonl", *text.split()]
+    commands.append(call(explain.main, f"figure={tmp_path}/explained.png", *named))
     if commands[-1].code == 0:
-        commands[-1].output += call(explain.main, *named, "--json").output
+        commands[-1].output += call(explain.main, "figure=null", *named, "--json").output
 
 
 @then(parsers.parse("{count:d} requests of the trace are named, and the terms of each sum to what was recorded"))
@@ -81,12 +81,12 @@ def explain_it(commands: list[Command], explained_run: Command, tmp_path: Path, 
 
 
 def _explain(run: Command, folder: Path, text: str) -> Command:
-    named = [f"run={run.directory}", f"figure={folder}/explained.png", *text.split()]
-    return call(explain.main, *named)
+    figure = [] if "figure=" in text else [f"figure={folder}/explained.png"]
+    return call(explain.main, f"run={run.directory}", *figure, *text.split())
 
 
 def figures_of(run: Command, folder: Path, text: str) -> dict[str, Any]:
-    output = _explain(run, folder, f"{text} --json").output
+    output = _explain(run, folder, f"{text} --json figure=null").output
     found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
     return found
 
