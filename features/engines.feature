@@ -88,6 +88,34 @@ Feature: Engines that are not kvlab's
         | transformers_continuous | +engine.options.page_size=16  | capacity/kv_bytes  |
         | vllm_eager              | +engine.options.block_size=16 | capacity/kv_bytes  |
 
+    @R31.11 @slow
+    Scenario: llama.cpp serves a checkpoint that is written for it as GGUF
+      Given a tiny checkpoint with words as a directory
+      When it is run with "engine=llamacpp"
+      Then it had the requests of a run in process, and its tokens
+      And its metric "capacity/kv_bytes" is that of the run in process
+      And no process of it is left
+
+    @R31.12
+    Scenario Outline: A model that llama.cpp would compute differently
+      When I run "engine=llamacpp <settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<sentence>"
+
+      Examples:
+        | settings                                          | sentence                                                          |
+        | model=gemma3_tiny                                 | model.family=gemma3_text: is not written as GGUF; llama, qwen2    |
+        | +model.architecture.hidden_act=gelu_pytorch_tanh  | has the activation gelu_pytorch_tanh, which llama.cpp does not    |
+        | +engine.options.weights=Q2_K                      | engine.options.weights=Q2_K: unknown; known: F32, F16, BF16, Q8_0 |
+
+    @R31.10
+    Scenario: A build of llama.cpp that fails
+      Given a compiler that fails with "ninja: build stopped: subcommand failed."
+      When I run "kvlab peers install llamacpp"
+      Then the command fails without a traceback
+      And the message says "llama-cpp-python==... failed: ninja: build stopped: subcommand failed."
+      And there is no environment
+
     @R19.4 @slow
     Scenario Outline: An engine in a process that <fails>
       Given a tiny checkpoint with words as a directory

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
-from pytest_bdd import parsers, then, when
+from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
+from kvlab.cli import peers
 from kvlab.cli.compose import compose_run
 from kvlab.config.server import ServerConfig
 from kvlab.peers import remote
 from kvlab.peers.install import installed_python
 from kvlab.server.build import build_serving
-from tests.support.commands import Command
+from tests.support.commands import Command, call
 from tests.support.serving import running
 
 #: What the run in process, the server and the engine in a process of its own have in common.
@@ -47,8 +49,9 @@ def run_kvlab_serve(
 
 @when(parsers.parse('it is run with "{text}"'))
 def run_engine(lab: Runner, commands: list[Command], worded: list[Path], text: str) -> None:
-    if "engine=vllm" in text and installed_python("vllm") is None:
-        pytest.skip("vLLM is not installed: kvlab peers install vllm")
+    for name in ("vllm", "llamacpp"):
+        if f"engine={name}" in text and installed_python(name) is None:
+            pytest.skip(f"it is not installed: kvlab peers install {name}")
     commands.append(lab.lab.here(*settings_of(worded[0]), *text.split(), directory=lab.folder()))
 
 
@@ -71,3 +74,25 @@ def same_metric(commands: list[Command], in_process: Command, name: str) -> None
 def no_process_left() -> None:
     left = [child for child in psutil.Process().children() if "host.py" in " ".join(child.cmdline())]
     assert left == []
+
+
+@given(parsers.parse('a compiler that fails with "{text}"'))
+def failing_compiler(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quoted = f"[1 lines of output]\n{text}\n[end of output]\nERROR: Could not build wheels\n"
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        return subprocess.CompletedProcess(command, "pip" in command, "", quoted)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@when('I run "kvlab peers install llamacpp"')
+def install_llamacpp(commands: list[Command], tmp_path: Path) -> None:
+    commands.append(call(peers.main, "install", "llamacpp", f"folder={tmp_path / 'environment'}"))
+
+
+@then("there is no environment")
+def no_environment(tmp_path: Path) -> None:
+    assert not (tmp_path / "environment").exists()

@@ -68,10 +68,36 @@ def test_a_step_that_fails_leaves_nothing(tmp_path: Path, steps: list[list[str]]
     assert not (tmp_path / "fail").exists()
 
 
+def test_a_package_of_source_is_built_here(
+    tmp_path: Path, steps: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = install("llamacpp", tmp_path / "env")
+    assert steps[1:] == [["pip", "install", "--no-cache-dir", f"{recipe.package}=={recipe.version}"]]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "CMake Error at CMakeLists.txt:3 (project):\n  The compiler:\n\n    /no/c++\n\n  is none\n",
+            "compiler: /no/c++",
+        ),
+        ("a.cpp:1:2: fatal error: no b.h\ncompilation terminated.\n", "failed: a.cpp:1:2: fatal error: no b.h"),
+        ("[1/2] g++ a.cpp\nninja: build stopped\n", "failed: ninja: build stopped"),
+    ],
+)
+def test_a_build_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, said: str) -> None:
+    told = f"  error: subprocess\n  [9 lines of output]\n{output}  [end of output]\nERROR: Could not build wheels\n"
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, "pip" in command, "", told)
+    )
+    with pytest.raises(FetchError) as raised:
+        install("llamacpp", tmp_path / "other")
+    assert str(raised.value).endswith(said)
+
+
 def test_what_cannot_be_installed(tmp_path: Path, steps: list[list[str]]) -> None:
-    with pytest.raises(
-        ConfigError, match="needs no environment of its own; those that do: transformers_continuous"
-    ):
+    with pytest.raises(ConfigError, match="needs no environment of its own; those that do: llamacpp, transformers"):
         install("openai", tmp_path / "env")
     with pytest.raises(ConfigError, match="is there already; remove it"):
         install("vllm", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from kvlab.models.gguf import read_gguf
 from kvlab.models.gguf_config import ROPE_FACTORS, config_values
 from kvlab.models.weights import WeightSource, check_finite, check_unused
 
-_NAMES = {
+#: What GGUF calls the modules of transformers, of a layer without its number.
+NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -46,7 +48,7 @@ class GgufWeights(WeightSource):
             raise WeightsError(f"{path} {error}") from error
         self._dtype, self._device = dtype, device
         self._is_gemma = values["model_type"] == "gemma3_text"
-        self._names = _NAMES | (_GEMMA_NAMES if self._is_gemma else {})
+        self._names = NAMES | (_GEMMA_NAMES if self._is_gemma else {})
         # llama.cpp rotates neighbours, not halves: the two parts of each head of Q and K are stored interleaved.
         query, key = values["num_attention_heads"], values.get("num_key_value_heads", values["num_attention_heads"])
         self._interleaved = {"attn_q": query, "attn_k": key} if values["model_type"] == "llama" else {}
@@ -56,7 +58,7 @@ class GgufWeights(WeightSource):
         """Raises WeightsError naming a tensor that is missing, has another shape, or holds a
         number that is not finite.
         """
-        path, (stored, part) = self._file.path, self._stored(name)
+        path, (stored, part) = self._file.path, stored_name(name, self._names)
         if stored not in self._file.tensors:
             raise WeightsError(f"{path}: tensor {stored} {list(shape)} is missing")
         kept = self._file.tensors[stored].shape
@@ -80,11 +82,12 @@ class GgufWeights(WeightSource):
         """Nothing but the factors of rotary angles may be left over."""
         check_unused(self._file.path, self._unused)
 
-    def _stored(self, name: str) -> tuple[str, str]:
-        """The tensor's name in the file, and what of it says which part of a layer it is."""
-        module, kind = name.rsplit(".", 1)
-        prefix, layer = "", re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-        if layer is not None:
-            prefix, module = f"blk.{layer[1]}.", layer[2]
-        part = self._names[module]
-        return f"{prefix}{part}.{kind}", part
+
+def stored_name(name: str, names: Mapping[str, str] = NAMES) -> tuple[str, str]:
+    """A tensor's name in a file, and what of it says which part of a layer it is."""
+    module, kind = name.rsplit(".", 1)
+    prefix, layer = "", re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if layer is not None:
+        prefix, module = f"blk.{layer[1]}.", layer[2]
+    part = names[module]
+    return f"{prefix}{part}.{kind}", part

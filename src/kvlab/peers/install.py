@@ -48,8 +48,11 @@ def install(name: str, folder: Path) -> Recipe:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
         if recipe.before:
             _run([*pip, "install", *recipe.before])
+        wheel = f"{recipe.package}=={recipe.version}"
+        if recipe.is_built:  # anew, as pip's cache may have one that another processor's flags were for
+            _run([*pip, "install", "--no-cache-dir", wheel])
+            return recipe
         with tempfile.TemporaryDirectory(prefix="kvlab-") as wheels:
-            wheel = f"{recipe.package}=={recipe.version}"
             _run([*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", wheels, wheel])
             (file,) = Path(wheels).glob("*.whl")
             if needed := requirements(file, recipe.left_out):
@@ -73,7 +76,17 @@ def requirements(wheel: Path, left_out: Sequence[str]) -> list[str]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason was given"]
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         what = " ".join([Path(command[0]).name, *command[1:]][:9])
-        raise FetchError(f"{shown(what)} failed: {shown(errors[-1].removeprefix('ERROR: '), most=400)}")
+        raise FetchError(f"{shown(what)} failed: {shown(_reason(lines), most=400)}")
+
+
+def _reason(lines: list[str]) -> str:
+    """What a failed step says: of a build, which pip quotes, what its tools said first."""
+    begins = next((at for at, line in enumerate(lines) if line.endswith("lines of output]")), None)
+    if begins is not None:
+        built = lines[begins + 1 : lines.index("[end of output]", begins)]
+        first = next((at for at, line in enumerate(built) if re.search(r"\b[Ee]rror\b", line)), len(built) - 1)
+        return " ".join(built[first : first + (3 if built[first].endswith(":") else 1)])
+    errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason was given"]
+    return errors[-1].removeprefix("ERROR: ")

@@ -45,7 +45,8 @@ _SAMPLING = (
 class ProcessEngine(RemoteEngine):
     """Lines of JSON over the process's standard input and output; programs/host.py is the other end."""
 
-    def __init__(self, program: Program, assignment: Assignment) -> None:
+    def __init__(self, program: Program, assignment: Assignment, written: Path | None = None) -> None:
+        """`written`: the model's file, where the program reads no checkpoint."""
         config = assignment.config
         super().__init__(is_open=config.workload.concurrency is None)
         self._program, self._settings, self._model = program, config.engine, assignment.model
@@ -59,7 +60,7 @@ class ProcessEngine(RemoteEngine):
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: asyncio.WriteTransport | None = None
         try:
-            settings = worker_settings(assignment) | {"folder": str(environment(_SHAPES))}
+            settings = worker_settings(assignment, written) | {"folder": str(environment(_SHAPES))}
             self._start()
             self.clock.run(self._begin(settings), assignment.should_stop)
             self._told = self._ready.result()

@@ -25,6 +25,7 @@ class Program(NamedTuple):
     package: str  # that its environment needs
     greedy_only: bool = False
     counts: bool = False  # it says of each request how much was cached, and when it was admitted
+    reads_gguf: bool = False  # kvlab writes it the model as a GGUF file
 
 
 def check_settings(config: RunConfig, program: Program) -> None:
@@ -32,7 +33,7 @@ def check_settings(config: RunConfig, program: Program) -> None:
     interpreter(config, program)
     model = config.model
     for key, path in (("model.path", model.path), ("model.weights", model.weights)):
-        if path is not None and (path.startswith("fetched:") or path.endswith(".gguf")):
+        if path is not None and not program.reads_gguf and (path.startswith("fetched:") or path.endswith(".gguf")):
             raise ConfigError(
                 key, path, f"is no checkpoint that engine={program.name} reads: give a directory of one"
             )
@@ -61,22 +62,18 @@ def interpreter(config: RunConfig, program: Program) -> str:
     return python
 
 
-def worker_settings(assignment: Assignment) -> dict[str, Any]:
-    """What the program is told. The bytes of its cache are those that kvlab's own pool would have.
+def worker_settings(assignment: Assignment, written: Path | None = None) -> dict[str, Any]:
+    """What the program is told, with the model's file where one was `written` for it. The bytes of its cache are
+    those that kvlab's own pool would have.
 
     Raises CapacityError or ConfigError.
     """
     config, model = assignment.config, assignment.model
     spec, scheduler = model.kv_spec(config.executor.dtype), config.scheduler
-    most, longest, weights = scheduler.max_batch_size, config.model.max_seq_len, config.model.weights
+    most, longest = scheduler.max_batch_size, config.model.max_seq_len
     pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
     return {
-        "model": {
-            "family": config.model.family,
-            "architecture": dict(config.model.architecture),
-            "path": _directory("model.path", config.model.path),
-            "weights": None if weights == "dummy" else _directory("model.weights", weights),
-        },
+        "model": {"file": str(written)} if written is not None else _model(config),
         "dtype": config.executor.dtype,
         "threads": config.executor.threads,
         "seed": config.seed,
@@ -88,6 +85,16 @@ def worker_settings(assignment: Assignment) -> dict[str, Any]:
         "max_batched_tokens": scheduler.max_batched_tokens,
         "max_wait_ms": scheduler.max_wait_ms,
         "options": dict(config.engine.options),
+    }
+
+
+def _model(config: RunConfig) -> dict[str, Any]:
+    weights = config.model.weights
+    return {
+        "family": config.model.family,
+        "architecture": dict(config.model.architecture),
+        "path": _directory("model.path", config.model.path),
+        "weights": None if weights == "dummy" else _directory("model.weights", weights),
     }
 
 

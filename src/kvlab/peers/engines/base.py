@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A package and what it needs. `before` is installed first; of the package's own requirements those whose names
-    begin with one of `left_out` are not installed.
+    begin with one of `left_out` are not installed. One that `is_built` comes as source, for this processor.
     """
 
     package: str
     version: str
     before: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    is_built: bool = False
 
 
 @dataclass(frozen=True, slots=True)
