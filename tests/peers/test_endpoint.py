@@ -288,7 +288,7 @@ class TestRefusals:
 
     def test_an_unknown_engine(self) -> None:
         assert {"kvlab", "openai"} <= set(ENGINES.names())
-        with pytest.raises(KvlabError, match="unknown; known: kvlab, openai"):
+        with pytest.raises(KvlabError, match="unknown; known: kvlab, llamacpp, llamacpp_q8, openai"):
             compose_run(["engine=vlm"])
 
 

@@ -98,8 +98,13 @@ def test_a_request_waits_for_the_cells_of_its_whole_length() -> None:
     serve(batcher)
     assert [len(batch) for batch in decode.batches] == [6, 2, 2, 3, 1, 1]
     batcher.submit(job("d", 9, 3))
-    with pytest.raises(ValueError, match=r"kv\.memory holds 10 tokens, fewer than a request needs"):
-        batcher.step()
+    batcher.submit(job("e", 3, 1))
+    failed, *others = serve(batcher)
+    assert (failed[:3], failed[4]) == (
+        ["end", "d", "failed"],
+        {"error": "kv.memory holds 10 tokens, fewer than the request needs"},
+    )
+    assert others[-1][:3] == ["end", "e", "length"]
 
 
 def test_ends_and_aborts() -> None:

@@ -37,7 +37,8 @@ def context_options(settings: Json) -> Json:
     Raises TypeError and ValueError.
     """
     slots = settings["kv_bytes"] // settings["kv_bytes_per_token"]
-    threads = settings["threads"] or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = settings["threads"] or cores
     options = {name: value for name, value in settings["options"].items() if name != "weights"}
     given = {
         "n_ctx": -(-slots // _PAD) * _PAD,
@@ -95,7 +96,8 @@ class Batcher:
             job |= {"slot": self.free.pop(), "done": 0, "tokens": [], "since": time.perf_counter()}
             self.running.append(job)
         if not self.running:
-            raise ValueError(f"kv.memory holds {self.cells} tokens, fewer than a request needs")
+            job, text = self.waiting.popleft(), f"kv.memory holds {self.cells} tokens, fewer than the request needs"
+            return [["end", job["id"], "failed", time.perf_counter(), {"error": text}]]
         rows: list[Row] = []
         sampled: list[Json] = []
         for job in sorted(self.running, key=lambda job: not job["tokens"]):  # those that generate first
