@@ -33,6 +33,12 @@ def same_routes(explained_run: Command, tmp_path: Path) -> None:
     ]
 
 
+@then(parsers.parse('its scaling.parquet says "{events}"'))
+def scaled(commands: list[Command], events: str) -> None:
+    rows = commands[-1].rows("scaling.parquet")
+    assert ", ".join(f"{row['at_s']} {row['event']} {row['replica']}" for row in rows) == events
+
+
 @then("its routes.parquet has a row for each request, to the same replicas")
 def has_routes(commands: list[Command]) -> None:
     routes = {row["request_id"]: row["replica"] for row in commands[-1].rows("routes.parquet")}

@@ -70,7 +70,17 @@ CONDITIONS = (
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
-        for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
+        for name in (
+            "router",
+            "load",
+            "load_s",
+            "prefixes",
+            "events_ms",
+            "events_lost",
+            "memory_blocks",
+            "life",
+            "scale",
+        )
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")

@@ -15,6 +15,7 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.scale import Scaler
 from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.content_log import ContentLog
@@ -46,6 +47,8 @@ def build_fleet(
         for replica in fleet.replicas
     ]
     fleet.live(config.events)
+    if config.scale.on is not None:
+        fleet.scaler = Scaler(config.scale, fleet.replicas)
     if split is not None:
         split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet

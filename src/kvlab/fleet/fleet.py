@@ -22,6 +22,7 @@ from kvlab.errors import ConfigError, RequestRefusedError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
+from kvlab.fleet.scale import Scaler
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
 
@@ -102,6 +103,7 @@ class Fleet:
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
         self._lives: deque[LifeEvent] = deque()
+        self.scaler: Scaler | None = None
 
     def live(self, events: Iterable[LifeEvent]) -> None:
         """Let replicas die, drain and return at their times."""
@@ -229,6 +231,8 @@ class Fleet:
 
     def _live_until(self, now: float) -> None:
         """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        if self.scaler is not None:
+            self.scaler.until(now)
         while self._lives and self._lives[0].at_s <= now:
             life = self._lives.popleft()
             replica = self.replicas[life.replica]

@@ -24,6 +24,9 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
             if own.config.fleet.life:
                 metrics["fleet/retried"] = log.retried
+            if own.config.fleet.scale.on is not None:
+                metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
+                metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
             pools = [replica.pool for replica in own.replicas]
             metrics["capacity/kv_bytes"] = sum(pool.num_bytes for pool in pools)
             metrics["capacity/token_slots"] = sum(pool.token_slots for pool in pools)

@@ -143,6 +143,8 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
     if isinstance(engine, Fleet):
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
+        if engine.scaler is not None:
+            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s), engine.scaler.events
         log.replica_names = engine.router.config.names
         log.transfers = [] if engine.split is None else engine.split.transfers
 
