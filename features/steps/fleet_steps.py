@@ -64,6 +64,12 @@ def same_tokens(commands: list[Command]) -> None:
     assert first == second
 
 
+@then(parsers.parse("{count:d} requests found {tokens:d} tokens or more, and no block leaked"))
+def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
+    assert sum(row["cached_tokens"] >= tokens for row in commands[-1].rows("requests.parquet")) == count
+    no_leak(commands)
+
+
 @then("no block leaked")
 def no_leak(commands: list[Command]) -> None:
     assert commands[-1].summary["metrics"]["kv/leaked_blocks"] == 0

@@ -106,6 +106,7 @@ class FleetConfig:
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
+    store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
@@ -146,6 +147,9 @@ class FleetConfig:
         at_least("fleet.temperature", self.temperature, 0, MOST)
         if not 0 <= self.events_lost <= 1:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
+        if self.store is not None and self.prefill:
+            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
+            raise ConfigError("fleet.store", self.store, text)
         self._check_left(self.events)
         if self.scale.on is not None:
             if self.scale.least > self.replicas:
