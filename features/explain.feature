@@ -53,6 +53,12 @@ Feature: Why did my request take so long
         | of which one dies | fleet.replicas=2 fleet.life=[0.0001:die:1] | to replica 1 ... to replica 0 ... lost with a replica that died |
 
     @R28.16
+    Scenario: What the requests of each group took
+      Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=64 workload.num_requests=5 fleet.groups=[{count:1},{count:1,name:small,scheduler.max_batch_size:1}]"
+      When I explain it with "slowest=0 figure=null"
+      Then the message says "h100_sxm (3) ... decoding ... small (2) ... waited: enough sequences ran"
+
+    @R28.16
     Scenario: Replicas that computed here
       Given a run of "workload.num_requests=2 kv.num_blocks=16 fleet.replicas=2"
       When I explain it with "request=r1"

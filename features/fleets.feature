@@ -84,6 +84,25 @@ Feature: Fleets
       Then all 8 requests were completed
       And the replicas of its requests are "0 1 0 0 0 0 0 1"
 
+  Rule: Replicas may have a store in common
+
+    @R28.18
+    Scenario: A prefix that another replica has computed is loaded
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.store=1MiB" on a tiny model
+      Then all 6 requests were completed
+      And 5 requests found 16 tokens or more, and no block leaked
+      And its metrics have 32 as "fleet/store_hit_tokens"
+
+  Rule: Replicas start and stop as the load asks for
+
+    @R28.17
+    Scenario: A rate of requests that grows and ends
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=3 fleet.scale.on=rate fleet.scale.target=2 fleet.scale.every_s=1 fleet.scale.warm_up_s=0.5 fleet.scale.down_s=0" on a tiny model
+      Then all 12 requests were completed
+      And the replicas of its requests are "0 0 0 0 0 0 0 1 0 1 0 1"
+      And its scaling.parquet says "1.0 start 1"
+      And its metrics have 1 as "fleet/started"
+
   Rule: What cannot work is refused before the run
 
     @R28.6
@@ -102,4 +121,11 @@ Feature: Fleets
         | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.prefixes=events: needs a prefix cache, and the replicas have none; use kv=paged          |
         | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1       |
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
+        | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
+        | fleet.replicas=3 fleet.store=1GiB fleet.prefill=1      | fleet.store=1GiB: is of replicas that do both prefill and decode                               |
+        | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
+        | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.prefill=1 | fleet.scale.on=kv: decides which replicas serve; leave fleet.life and fleet.prefill out |
         | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=['1:die:0']: is of replicas that do both prefill and decode                        |

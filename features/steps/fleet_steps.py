@@ -33,6 +33,12 @@ def same_routes(explained_run: Command, tmp_path: Path) -> None:
     ]
 
 
+@then(parsers.parse('its scaling.parquet says "{events}"'))
+def scaled(commands: list[Command], events: str) -> None:
+    rows = commands[-1].rows("scaling.parquet")
+    assert ", ".join(f"{row['at_s']} {row['event']} {row['replica']}" for row in rows) == events
+
+
 @then("its routes.parquet has a row for each request, to the same replicas")
 def has_routes(commands: list[Command]) -> None:
     routes = {row["request_id"]: row["replica"] for row in commands[-1].rows("routes.parquet")}
@@ -56,6 +62,12 @@ def has_metric(commands: list[Command], value: str, name: str) -> None:
 def same_tokens(commands: list[Command]) -> None:
     first, second = ([row["output_token_ids"] for row in each.rows("requests.parquet")] for each in commands[-2:])
     assert first == second
+
+
+@then(parsers.parse("{count:d} requests found {tokens:d} tokens or more, and no block leaked"))
+def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
+    assert sum(row["cached_tokens"] >= tokens for row in commands[-1].rows("requests.parquet")) == count
+    no_leak(commands)
 
 
 @then("no block leaked")

@@ -44,7 +44,7 @@ def drawn(seed: int) -> list[str]:
     elif shape == "groups":
         settings += ["fleet.groups=[{count:2},{count:1,hardware:l4,scheduler.max_batch_size:2}]"]
     else:
-        settings += [f"fleet.replicas={chance.choice([2, 5])}"]
+        settings += [f"fleet.replicas={chance.choice([2, 5])}", "fleet.store=1GiB"]
     return settings
 
 

@@ -28,7 +28,7 @@ from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkRate
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.tier import Tier
 from kvlab.lab.run.drive import RunLog, drive
 from tests.simulation.test_executor import config
 from tests.support.model import prompt_for
@@ -52,7 +52,7 @@ def traffic(count: int, *, seed: int = 0, groups: int = 3, gap_s: float = 0.002)
 def fleet_of(fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is_open: bool = False) -> Fleet:
     plan = plan_engine(config("simulated", **POOL))
 
-    def make(remote: RemoteTier | None) -> EngineCore | FrontEnd:
+    def make(remote: Tier | None) -> EngineCore | FrontEnd:
         return behind_front_end(build_engine(plan, remote=remote), framework or FrameworkConfig())
 
     pool = plan.pool

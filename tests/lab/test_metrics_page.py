@@ -53,7 +53,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     assert peer.metrics["requests/completed"] == 2
     devices = ["executor=simulated", "hardware=l4", "kv.memory=1MiB", "kv.block_size=4"]
     fleet = run_small(tmp_path_factory.mktemp("fleet"), *devices, "fleet.replicas=2", "fleet.prefill=1")
-    started = {"fleet/retried"}  # of replicas that die: features/fleets.feature
+    # Of replicas that die, and that a rule starts, and of a shared store: features/fleets.feature.
+    started = {"fleet/retried", "fleet/replicas_mean", "fleet/started"}
+    started |= {f"fleet/store_{name}" for name in ("written_blocks", "loaded_blocks", "hit_tokens")}
     started |= {"engine/load_s", "engine/compile_s"}  # of engines in processes: tests/peers/test_process.py
     # Of a disk behind host memory: tests/engine/test_offload.py.
     disk = {f"kv/disk_{name}" for name in ("blocks_peak", "stored_blocks", "hit_tokens", "loaded_blocks")}

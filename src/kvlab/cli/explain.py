@@ -141,21 +141,33 @@ def _show_all(told: Explanation, slowest: int, console: Terminal) -> None:
     whole = sum(tokens.values())
     parts = (f"{100 * number / whole:.1f} % {reason}" for reason, number in tokens.items())
     console.print(f"\nof {whole:,} prompt tokens " + "; ".join(parts))
+    if names := told.plan.config.fleet.names:
+        rows = {}
+        for name in dict.fromkeys(names):
+            own = [key for key in told.lives if names[told.records[key].replica] == name]
+            if own:  # none ends where prompts are computed apart
+                rows[f"{name} ({len(own):,})"] = own
+        _show_mostly("requests of a group, mean", rows, told, console)
     keys = told.slowest(slowest)
     if not keys:
         return
-    from kvlab.lab.results.tables import new_table
-
-    table = new_table("slowest", "ms", no_wrap=True)
-    table.add_column("mostly")
-    for key in keys:
-        terms = sorted(told.terms_of(key).items(), key=lambda term: -term[1])[:2]
-        mostly = "; ".join(f"{cause} {value:,.0f}" for cause, value in terms)
-        table.add_row(told.records[key].name, f"{told.latency_ms(key):,.0f}", mostly)
-    console.print()
-    console.print(table)
+    _show_mostly("slowest", {told.records[key].name: [key] for key in keys}, told, console)
     name = told.records[keys[0]].request_id
     console.print(f"one of them, and what would have helped: request={name}")
+
+
+def _show_mostly(title: str, rows: dict[str, list[Key]], told: Explanation, console: Terminal) -> None:
+    """The mean time of these requests, and the two terms that have most of it."""
+    from kvlab.lab.results.tables import new_table
+
+    table = new_table(title, "ms", no_wrap=True)
+    table.add_column("mostly")
+    for name, keys in rows.items():
+        count, terms = len(keys), told.terms_ms(set(keys))
+        mostly = "; ".join(f"{cause} {value / count:,.0f}" for cause, value in list(terms.items())[:2])
+        table.add_row(name, f"{sum(map(told.latency_ms, keys)) / count:,.0f}", mostly)
+    console.print()
+    console.print(table)
 
 
 def _show_one(told: Explanation, key: Key, console: Terminal) -> None:

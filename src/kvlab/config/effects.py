@@ -70,11 +70,24 @@ CONDITIONS = (
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
-        for name in ("router", "load", "load_s", "prefixes", "events_ms", "events_lost", "memory_blocks", "life")
+        for name in (
+            "router",
+            "load",
+            "load_s",
+            "prefixes",
+            "events_ms",
+            "events_lost",
+            "memory_blocks",
+            "life",
+            "scale",
+            "store",
+        )
     ),
-    *(
-        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
-        for name in ("split_tokens", "link")
+    Condition("fleet.split_tokens", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"),
+    Condition(
+        "fleet.link",
+        lambda config: bool(config.fleet.prefill or config.fleet.store),
+        "fleet.prefill of 1 or more, and fleet.store",
     ),
     Condition(
         "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"

@@ -15,6 +15,7 @@ LOADS = ("auto", "exact", "polled")
 PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
+SCALES = ("queue", "kv", "rate")
 LIVES = ("die", "drain", "return")
 
 
@@ -41,6 +42,38 @@ class LinkConfig:
         at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
         at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
         one_of("fleet.link.pieces", self.pieces, PIECES)
+
+
+@dataclass
+class ScaleConfig:
+    """How many of the replicas serve, by a rule: from `least` to fleet.replicas."""
+
+    on: str | None = None  # what decides: queue, kv or rate; null: all serve all the time
+    target: float | None = (
+        None  # of it for each replica: requests that wait, share of its blocks, requests per second
+    )
+    least: int = 1  # replicas that always serve; the most are fleet.replicas
+    warm_up_s: float = 60.0  # from a replica's start until it takes requests; it counts as one that is there
+    every_s: float = 15.0  # seconds between two decisions
+    down_s: float = 300.0  # a replica stops if no decision for so long wanted more
+
+    def __post_init__(self) -> None:
+        if self.on is not None:
+            one_of("fleet.scale.on", self.on, SCALES)
+            if self.target is None:
+                text = f"needs a value of {self.on} for each replica, as fleet.scale.target=0.8 of kv"
+                raise ConfigError("fleet.scale.target", None, text)
+        if self.target is not None and not 0 < self.target <= MOST:
+            raise ConfigError("fleet.scale.target", self.target, "must be more than 0")
+        at_least("fleet.scale.least", self.least, 1)
+        at_least("fleet.scale.warm_up_s", self.warm_up_s, 0, MOST)
+        at_least("fleet.scale.every_s", self.every_s, 0.01, MOST)
+        at_least("fleet.scale.down_s", self.down_s, 0, MOST)
+
+    @property
+    def target_given(self) -> float:
+        """The target, which there is where something decides."""
+        return self.target or 1.0
 
 
 @dataclass
@@ -73,6 +106,7 @@ class FleetConfig:
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
+    store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
@@ -81,6 +115,7 @@ class FleetConfig:
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
     life: list[str] = field(default_factory=list)  # as 10:die:1: at 10 s replica 1 dies; or drain, or return
+    scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of them serve, by a rule
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # of the scores that precise, estimated, load add
     temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
 
@@ -112,7 +147,17 @@ class FleetConfig:
         at_least("fleet.temperature", self.temperature, 0, MOST)
         if not 0 <= self.events_lost <= 1:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
+        if self.store is not None and self.prefill:
+            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
+            raise ConfigError("fleet.store", self.store, text)
         self._check_left(self.events)
+        if self.scale.on is not None:
+            if self.scale.least > self.replicas:
+                text = f"is more than fleet.replicas={self.replicas}, the most; take fewer"
+                raise ConfigError("fleet.scale.least", self.scale.least, text)
+            if self.life or self.prefill:
+                text = "decides which replicas serve; leave fleet.life and fleet.prefill out"
+                raise ConfigError("fleet.scale.on", self.scale.on, text)
 
     @property
     def parts(self) -> list[ReplicaGroup]:

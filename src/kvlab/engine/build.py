@@ -57,7 +57,7 @@ def build_engine(
     size, identity = plan.pool, block_identity(plan, execution.weights)
     offload = build_offload(config.kv, size, execution.storage, links=execution.links, identity=identity)
     if remote is not None:
-        offload = Offload([remote, *(offload.tiers if offload is not None else ())])
+        offload = Offload([*(offload.tiers if offload is not None else ()), remote])
     options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
     if size.groups:
         options |= {"groups": size.groups, "step_tokens": size.step_tokens}

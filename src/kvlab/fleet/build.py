@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -15,27 +15,32 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.fleet.routers import ROUTERS
+from kvlab.fleet.scale import Scaler
 from kvlab.fleet.split import Split
+from kvlab.fleet.store import SharedStore, StoreSide
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.pool import BlockPool
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.tier import Tier
 from kvlab.kv.view import CacheView
 
 
 def build_fleet(
     config: FleetConfig,
-    makers: Sequence[Callable[[RemoteTier | None], EngineCore | FrontEnd]],
+    makers: Sequence[Callable[[Tier | None], EngineCore | FrontEnd]],
     rates: Sequence[LinkRate],
+    store: SharedStore | None = None,
     *,
     seed: int = 0,
     is_open: bool = False,
 ) -> Fleet:
     """A fleet of the engines that `makers` make, one each, given the tier from which it pulls what others computed.
-    `rates`: of the links to each of them. Raises ConfigError for a view of prefixes that their pools do not have.
+    `rates`: of the links to each of them; `store`: one that they have in common. Raises ConfigError for a view of
+    prefixes that their pools do not have.
     """
     split = Split(rates, config.prefill, config.split_tokens) if config.prefill else None
-    tiers = {} if split is None else split.tiers
+    sides = [] if store is None else [StoreSide(store, rate) for rate in rates]
+    tiers: Mapping[int, Tier] = dict(enumerate(sides)) if split is None else split.tiers
     router = ROUTERS.get(config.router)(config, seed)
     fleet = Fleet([make(tiers.get(index)) for index, make in enumerate(makers)], router, is_open=is_open)
     load = router.load if config.load == "auto" else config.load
@@ -45,7 +50,13 @@ def build_fleet(
         SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
         for replica in fleet.replicas
     ]
+    for side, replica in zip(sides, fleet.replicas, strict=False):
+        if isinstance(replica.core.pool, BlockPool):
+            side.serve(replica.core.pool, replica.core.clock)
+    fleet.sides = sides
     fleet.live(config.events)
+    if config.scale.on is not None:
+        fleet.scaler = Scaler(config.scale, fleet.replicas)
     if split is not None:
         split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet

@@ -22,6 +22,8 @@ from kvlab.errors import ConfigError, RequestRefusedError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
+from kvlab.fleet.scale import Scaler
+from kvlab.fleet.store import StoreSide
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
 
@@ -102,6 +104,8 @@ class Fleet:
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
         self._lives: deque[LifeEvent] = deque()
+        self.scaler: Scaler | None = None
+        self.sides: list[StoreSide] = []  # of a store that the replicas have in common
 
     def live(self, events: Iterable[LifeEvent]) -> None:
         """Let replicas die, drain and return at their times."""
@@ -149,7 +153,7 @@ class Fleet:
         if replica is None:
             return StepLog()
         bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
-        if self.split is not None or not self._is_open:
+        if self.split is not None or self.sides or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
         if records:
@@ -229,6 +233,8 @@ class Fleet:
 
     def _live_until(self, now: float) -> None:
         """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        if self.scaler is not None:
+            self.scaler.until(now)
         while self._lives and self._lives[0].at_s <= now:
             life = self._lives.popleft()
             replica = self.replicas[life.replica]
@@ -245,6 +251,8 @@ class Fleet:
         replica.settle(bool(ends_s))
         if ends_s:
             self.views[replica.index].prefixes.stepped(ends_s)
+            if self.sides:
+                self.sides[replica.index].stepped(ends_s)
         self._advance()
 
     def _first(self) -> Replica | None:

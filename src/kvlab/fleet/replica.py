@@ -115,10 +115,14 @@ class Replica:
         self._lost = set()
         if self.engine.has_work():
             self.engine.step()  # gives the memory back
-        if isinstance(self.core.pool, BlockPool):
-            drop_cached(self.core.pool)
+        self.forget()
         self.settle(progressed=True)
         return lost
+
+    def forget(self) -> None:
+        """Lose what is cached for requests to come."""
+        if isinstance(self.core.pool, BlockPool):
+            drop_cached(self.core.pool)
 
     def step(self) -> StepRecord | None:
         """A step that begins when one is due; None if there was nothing to do then."""
@@ -162,6 +166,11 @@ class Replica:
         while len(self._loads) > 1 and self._loads[1].starts_s[0] <= when:
             self._loads.popleft()
         return self._loads[0].at(when)
+
+    def load_before(self, when: float) -> Load:
+        """The same, of which an earlier time may be asked again."""
+        loads = next((each for each in reversed(self._loads) if each.starts_s[0] <= when), self._loads[0])
+        return loads.at(when)
 
     def sent_between(self, after_s: float, until_s: float) -> int:
         """Requests that were sent here after one moment, up to another."""

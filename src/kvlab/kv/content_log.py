@@ -98,6 +98,8 @@ class ContentLog:
 
     def next_step(self) -> None:
         """What comes now is of the next of several steps that are taken at once."""
+        for other in self._others:
+            other.next_step()
         self._starts.append(len(self._events))
 
     def take(self) -> list[ContentEvent]:

@@ -39,6 +39,9 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
         writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
     if log.routed:
         writers.append(lambda: _write_table(directory / records.ROUTES, routes_table(log.routed)))
+    if log.scaled:
+        scaled = pa.Table.from_pylist([event._asdict() for event in log.scaled])
+        writers.append(lambda: _write_table(directory / records.SCALED, scaled))
     if log.blocks is not None:
         writers.append(partial(write_blocks, directory, log.blocks))
     errors: list[OutputError] = []

@@ -266,6 +266,16 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                "most / the mean; 1: all the same", COST, 2, True, optional=True, alone="imbalance of replicas"),
         Metric("fleet/busy_least", "busy time of the least busy replica", "%", "time in steps / time from the "
                "first step's start to the last step's end", NEUTRAL, 0, True, optional=True),
+        Metric("fleet/store_written_blocks", "blocks written to the store", "blocks", "`fleet.store`: blocks that "
+               "replicas computed and it had not", digits=0, in_table=True, optional=True),
+        Metric("fleet/store_loaded_blocks", "blocks loaded from the store", "blocks", "blocks that came back",
+               digits=0, in_table=True, optional=True),
+        Metric("fleet/store_hit_tokens", "prompt tokens found in the store", "tokens", "tokens of prompts "
+               "whose K and V came from there", GAIN, 0, True, optional=True),
+        Metric("fleet/replicas_mean", "replicas, mean", "replicas", "`fleet.scale`: replicas that are there, that "
+               "warm up, serve or end what they have, over the run", COST, 2, True, optional=True),
+        Metric("fleet/started", "replicas started", "replicas", "`fleet.scale`: how often one was", digits=0,
+               in_table=True, optional=True),
         Metric("fleet/retried", "sent again", "requests", "`fleet.life`: requests that were lost with a replica, "
                "and served by another from the beginning", digits=0, in_table=True, optional=True),
         Metric("fleet/transfers", "prompts pulled from another replica", "transfers", "`fleet.prefill`: transfers "

@@ -40,6 +40,7 @@ _REPLICAS = re.compile(r", \d+ replicas behind \w+$")
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 ROUTES = "routes.parquet"  # of a fleet: what its router chose
+SCALED = "scaling.parquet"  # of a fleet: which replicas started, drained and stopped, and when
 SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 

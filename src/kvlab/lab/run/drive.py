@@ -16,8 +16,10 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.fleet import Routed
+from kvlab.fleet.scale import Scaled
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.journal import BlockEvents
+from kvlab.kv.tiers.tier import TierCounts
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
@@ -38,6 +40,9 @@ class RunLog:
     routed: list[Routed] = field(default_factory=list)  # of a fleet: what its router chose, in that order
     transfers: list[Transfer] = field(default_factory=list)  # between its replicas
     replica_names: list[str] = field(default_factory=list)  # of each, its group's; none where all are of one
+    scaled: list[Scaled] = field(default_factory=list)  # replicas that started and stopped by a rule
+    replica_s: float = 0.0  # seconds of all replicas together, where a rule decides that
+    store: TierCounts | None = None  # of a store that the replicas have in common
     retried: int = 0  # requests that were lost with a replica and sent again
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 

@@ -24,6 +24,13 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
             if own.config.fleet.life:
                 metrics["fleet/retried"] = log.retried
+            if log.store is not None:
+                metrics["fleet/store_written_blocks"] = log.store.stored
+                metrics["fleet/store_loaded_blocks"] = log.store.loaded
+                metrics["fleet/store_hit_tokens"] = log.store.hits * own.pool.block_size
+            if own.config.fleet.scale.on is not None:
+                metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
+                metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
             pools = [replica.pool for replica in own.replicas]
             metrics["capacity/kv_bytes"] = sum(pool.num_bytes for pool in pools)
             metrics["capacity/token_slots"] = sum(pool.token_slots for pool in pools)

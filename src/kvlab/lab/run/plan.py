@@ -244,30 +244,40 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 
 
 def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
-    """Raise ConfigError for replicas that cannot pull K and V from others."""
-    if not fleet.prefill:
+    """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
+    if not fleet.prefill and fleet.store is None:
         return
+    key, value = ("fleet.prefill", fleet.prefill) if fleet.prefill else ("fleet.store", fleet.store)
     kv = plan.config.kv
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
         (not kv.prefix_sharing or not POOLS.get(kv.backend).is_paged(), "needs a prefix cache; use kv=paged"),
         (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
         (
-            kv.offload is not None or kv.offload_disk is not None,
+            fleet.prefill and (kv.offload is not None or kv.offload_disk is not None),
             "has no tiers of its own beside; leave kv.offload out",
         ),
+        (fleet.store is not None and not store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
-            raise ConfigError("fleet.prefill", fleet.prefill, text)
+            raise ConfigError(key, value, text)
+
+
+def store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
+    """Blocks that `fleet.store` holds."""
+    size = parse_bytes(fleet.store or "0B", key="fleet.store")
+    return size // (plan.pool.block_size * plan.pool.bytes_per_slot)
 
 
 def _check_blocks(plan: RunPlan) -> None:
-    """Raise ConfigError for replicas that are to pull blocks of another size than they have."""
+    """Raise ConfigError for replicas that are to have blocks of another size than they have."""
+    fleet = plan.config.fleet
+    key, value = ("fleet.prefill", fleet.prefill) if fleet.prefill else ("fleet.store", fleet.store)
     sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in plan.replicas}
-    if plan.config.fleet.prefill and len(sizes) > 1:
+    if value is not None and len(sizes) > 1:
         has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
         text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
-        raise ConfigError("fleet.prefill", plan.config.fleet.prefill, text)
+        raise ConfigError(key, value, text)
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

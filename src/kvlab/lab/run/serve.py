@@ -20,12 +20,13 @@ from kvlab.engine.step import Executor
 from kvlab.errors import AuditError
 from kvlab.fleet.build import TimedExecutor, build_fleet
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.store import SharedStore
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.tier import Tier, TierCounts
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates
+from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates, store_blocks
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -63,11 +64,14 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
         return _replica(replicas[0], profiler, journal)
     is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
     makers = [partial(_replica, replica, profiler, None) for replica in replicas]
-    return build_fleet(config.fleet, makers, link_rates(plan), seed=config.seed, is_open=is_open)
+    store, pool = None, plan.pool
+    if blocks := store_blocks(plan, config.fleet):
+        store = SharedStore(blocks, pool.block_size * pool.bytes_per_slot)
+    return build_fleet(config.fleet, makers, link_rates(plan), store, seed=config.seed, is_open=is_open)
 
 
 def _replica(
-    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: RemoteTier | None = None
+    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: Tier | None = None
 ) -> EngineCore | FrontEnd:
     """An engine; one of several that compute here has a clock of its own."""
     faults, computes = plan.config.debug.faults, plan.is_real and plan.config.fleet.replicas > 1
@@ -143,6 +147,11 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
     if isinstance(engine, Fleet):
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
+        if engine.scaler is not None:
+            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s), engine.scaler.events
+        if counts := [side.counts for side in engine.sides]:
+            totals = {name: sum(getattr(each, name) for each in counts) for name in ("stored", "loaded", "hits")}
+            log.store = TierCounts(**totals)
         log.replica_names = engine.router.config.names
         log.transfers = [] if engine.split is None else engine.split.transfers
 

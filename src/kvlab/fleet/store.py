@@ -1,0 +1,93 @@
+"""A store of K and V that all replicas of a fleet have in common, as Mooncake's or LMCache's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from kvlab.engine.clock import Clock
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink
+from kvlab.kv.content_log import ContentLog, Stored
+from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.tier import Tier
+
+
+class SharedStore:
+    """Contents of so many blocks, least recently used gone first, and from when on each is there."""
+
+    def __init__(self, blocks: int, page_bytes: int) -> None:
+        self.contents = Tier("store", blocks, page_bytes, EVICTION_POLICIES.get("lru")())
+        self.there_s: dict[Key, float] = {}
+
+
+class StoreSide(Tier):
+    """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
+    replica's own, and found by all replicas when it has come; loads have a link of their own. What the pool evicts
+    is not written again.
+    """
+
+    is_counted = False
+
+    def __init__(self, store: SharedStore, rate: LinkRate) -> None:
+        page_bytes = store.contents.page_bytes
+        self._write, load = (PullLink(rate, LinkEnd, lambda *times: None) for _ in range(2))
+        super().__init__("store", 0, page_bytes, EVICTION_POLICIES.get("lru")(), down=self._write, up=load)
+        self._store, self._contents, self._own = store, store.contents, Counter[Key]()
+        self._clock: Clock | None = None
+        self._log = ContentLog()
+
+    def serve(self, pool: BlockPool, clock: Clock) -> None:
+        """The pool that it is behind, and its clock. Comes before the first request, behind a router's view."""
+        self._clock, known = clock, pool.allocator.content_log
+        self._log = self._log if known is None else known.beside()
+        pool.allocator.content_log = known or self._log
+
+    def stepped(self, ends_s: Sequence[float]) -> None:
+        """The replica has taken steps that end then: what they computed goes to the store."""
+        for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
+            for key in (key for event in events if isinstance(event, Stored) for key in event.keys):
+                if key in self._contents:
+                    self._contents.refresh(key)
+                elif (added := self._contents.add(key)) is not None:
+                    self._store.there_s.pop(added[1] or b"", None)
+                    self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
+                    self.counts.stored += 1
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def __contains__(self, key: object) -> bool:
+        now = -math.inf if self._clock is None else self._clock.now()
+        return isinstance(key, bytes) and self._store.there_s.get(key, math.inf) <= now
+
+    def add(self, key: Key) -> tuple[int, Key | None] | None:
+        """What is evicted was written when it was computed."""
+        return None
+
+    def drop(self, key: Key) -> None:
+        """Nothing is lost here."""
+
+    def refresh(self, key: Key) -> None:
+        """See Tier."""
+        self._contents.refresh(key)
+
+    def hold(self, key: Key) -> int:
+        """See Tier."""
+        self._own[key] += 1
+        return self._contents.hold(key)
+
+    def release(self, key: Key) -> None:
+        """See Tier."""
+        self._own -= Counter([key])
+        self._contents.release(key)
+
+    def held(self) -> dict[Key, int]:
+        """What this replica holds."""
+        return dict(self._own)
+
+    def broken(self) -> Iterator[str]:
+        """See Tier."""
+        return self._contents.broken()
