@@ -47,11 +47,11 @@ def make_paged(
     tables = torch.full((len(lengths), max(1, *needs) + 1), ids.pop(), dtype=torch.int32)
     k, v = ([torch.randn(length, kv_heads, head_dim).to(dtype) for length in lengths] for _ in range(2))
     for row, need in enumerate(needs):
-        blocks = [ids.pop() for _ in range(need)]
-        tables[row, :need] = torch.tensor(blocks, dtype=torch.int32)
-        for position in range(lengths[row]):
-            block, offset = blocks[position // block_size], position % block_size
-            keys[block, :, offset], values[block, :, offset] = k[row][position], v[row][position]
+        blocks = torch.tensor([ids.pop() for _ in range(need)], dtype=torch.int64)
+        tables[row, :need] = blocks.int()
+        positions = torch.arange(lengths[row])
+        where = blocks[positions // block_size], slice(None), positions % block_size
+        keys[where], values[where] = k[row], v[row]
     lens = torch.tensor(lengths, dtype=torch.int32)
     return Paged(k, v, *(tensor.to(device) for tensor in (keys, values, tables, lens)))
 

@@ -12,6 +12,7 @@ from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.native import load_formats
 from kvlab.kv.formats import FORMATS
 from tests.kernels.conftest import ARCHITECTURES
+from tests.kernels.grids import folded
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
 SCALE = 0.2
@@ -64,6 +65,7 @@ def decodes(block_size: int) -> list[tuple[int, int]]:
     return [(0, 0), (1, 1), (block_size + 1, 1), (2 * block_size, 1), (150, 1)]
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 24, 32])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
@@ -72,6 +74,7 @@ def test_decode(heads: str, head_dim: int, block_size: int, dtype: torch.dtype) 
     check(decodes(block_size), heads, head_dim, block_size, dtype)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 13, 64, 80])
 @pytest.mark.parametrize("heads", GROUPS)
@@ -79,6 +82,7 @@ def test_prefill_chunks_and_decodes_in_one_batch(heads: str, head_dim: int, dtyp
     check([(130, 130), (1, 1), (70, 3), (0, 0), (200, 100), (33, 1)], heads, head_dim, 16, dtype)
 
 
+@folded
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (128, 24), (80, 32), (32, 1)])
 @pytest.mark.parametrize("heads", ["2 to 1", "3 to 1"])
@@ -87,6 +91,7 @@ def test_long_prefill(heads: str, head_dim: int, block_size: int, window: int | 
     check([(530, 530), (700, 9), (601, 200)], heads, head_dim, block_size, torch.bfloat16, window=window)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 @pytest.mark.parametrize("window", [1, 5, 64, 65, 1000])
@@ -94,6 +99,7 @@ def test_window_and_soft_cap(window: int, soft_cap: float | None, dtype: torch.d
     check([(150, 150), (150, 1), (150, 2), (7, 7)], "4 to 1", 64, 16, dtype, window=window, soft_cap=soft_cap)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("sequence", [(1000, 1), (1000, 2), (129, 1)])
@@ -107,6 +113,7 @@ def test_a_lone_sequence_is_split_over_threads(sequence: tuple[int, int], thread
         torch.set_num_threads(before)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("key_format", "value_format", "head_dim"),
@@ -154,8 +161,8 @@ def test_libraries_of_other_instruction_sets_leave_this_one_its_readers_of_forma
             with suppress(KernelError):  # this processor lacks its instructions
                 load_formats()
     for head_dim in (64, 80):
-        test_formats("2 to 1", "int8", "fp8_e5m2", head_dim, torch.bfloat16)
-        test_formats("1 to 1", "int4", "int4", 96, torch.float32)
+        test_formats.__wrapped__("2 to 1", "int8", "fp8_e5m2", head_dim, torch.bfloat16)
+        test_formats.__wrapped__("1 to 1", "int4", "int4", 96, torch.float32)
 
 
 @pytest.mark.parametrize("rising", [True, False])

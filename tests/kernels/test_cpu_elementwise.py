@@ -12,6 +12,7 @@ from kvlab.kernels.cpu.elementwise import gated, rms_norm, rotate_and_store
 from kvlab.kernels.cpu.native import load
 from kvlab.models.config import RopeConfig
 from kvlab.models.rope import RotaryEmbedding, rotate
+from tests.kernels.grids import folded
 from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
@@ -28,15 +29,21 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected.double(), atol=tolerance * scale, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rows", [1, 13, 70])
+norms = pytest.mark.parametrize(
+    ("rows", "size", "dtype"), [(rows, size, dtype) for rows in (1, 13, 70) for size in SIZES for dtype in DTYPES]
+)
+
+
 class TestRmsNorm:
+    @folded
+    @norms
     def test_alone(self, rows: int, size: int, dtype: torch.dtype) -> None:
         x, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
         expected = functional.rms_norm(x.double(), (size,), weight.double(), 1e-6)
         assert_close(rms_norm(x, weight, 1e-6), expected)
 
+    @folded
+    @norms
     def test_of_a_sum(self, rows: int, size: int, dtype: torch.dtype) -> None:
         x, weight, residual = (
             torch.randn(rows, size).to(dtype),
@@ -48,11 +55,14 @@ class TestRmsNorm:
         assert torch.equal(residual, total)
         assert_close(found, functional.rms_norm(total.double(), (size,), weight.double(), 1e-6))
 
+    @folded
+    @norms
     def test_weights_in_float32(self, rows: int, size: int, dtype: torch.dtype) -> None:
         x, weight = torch.randn(rows, size).to(dtype), 1 + 0.01 * torch.randn(size)
         assert_close(rms_norm(x, weight, 1e-6), functional.rms_norm(x.double(), (size,), weight.double(), 1e-6))
 
 
+@folded
 @pytest.mark.parametrize("rows", [1, 16, 70])
 @pytest.mark.parametrize("size", [32, 96, 2560])
 def test_norms_in_tiles(size: int, rows: int) -> None:
@@ -64,6 +74,7 @@ def test_norms_in_tiles(size: int, rows: int) -> None:
     assert tiles.isnan().sum() == -rows % 16 * size  # beyond the last row nothing is written
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("gelu", [False, True])
@@ -75,6 +86,7 @@ def test_gated(gelu: bool, size: int, dtype: torch.dtype) -> None:
     assert_close(gated(gate_up, gelu=gelu), activated * up)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kvlab.kernels.cpu.native import instruction_set, load
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.formats import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
+from tests.kernels.grids import folded
 from tests.kernels.tiled_rows import put_in_tiles, take_from_tiles
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
@@ -47,6 +48,7 @@ def _available(format: WeightFormat) -> WeightFormat:
     return format if load().kvlab_packed_linear_bytes(1, 32, format, 2) else WeightFormat.PLAIN
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 19, 24, 25, 49, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
@@ -58,6 +60,7 @@ def test_any_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> 
     assert_close(packed.multiply(x, bias), exact + bias.double(), dtype)
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 48, 49, 65, 129, 600])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (33, 352), (90, 96), (270, 2080), (70, 6208)])
@@ -81,6 +84,7 @@ def test_outputs_that_no_cache_keeps() -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T)
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("rows", [1, 16, 17, 48, 100])
@@ -98,6 +102,7 @@ def test_gates_inside_the_product(rows: int, outputs: int, inputs: int, gelu: bo
     assert torch.equal(wide, before) == (in_tiles(inputs) and outputs % 32 == 0)
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 16, 17, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 64), (192, 32), (2048, 96), (128, 6208)])
@@ -118,6 +123,7 @@ def test_rows_that_come_and_go_in_tiles(rows: int, outputs: int, inputs: int, fo
     assert torch.equal(take_from_tiles(gate, rows), gated(whole, gelu=False))
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 48, 60])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 64), (1000, 96), (4000, 32), (300, 33)])
@@ -135,6 +141,7 @@ def test_the_largest_without_the_others(rows: int, outputs: int, inputs: int, fo
     assert torch.equal(found.indices, expected[1])
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize("rows", [1, 17, 60])
 @pytest.mark.parametrize(("outputs", "inputs"), [(17, 64), (4000, 96), (32_768, 32), (300, 33)])
@@ -177,6 +184,7 @@ def test_a_vocabulary(dtype: torch.dtype) -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_x_inside_a_wider_tensor(dtype: torch.dtype) -> None:
     weight, wide = draw(40, 20, dtype=dtype), draw(5, 50, dtype=dtype)
@@ -184,12 +192,14 @@ def test_rows_of_x_inside_a_wider_tensor(dtype: torch.dtype) -> None:
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_columns_of_x_apart(dtype: torch.dtype) -> None:
     weight, x = draw(40, 20, dtype=dtype), draw(20, 5, dtype=dtype).T
     assert_close(PackedWeight(weight).multiply(x), x.double() @ weight.double().T, dtype)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "rows"), [(90, 60), (96, 60), (352, 600), (6208, 600)])
 def test_a_row_depends_on_no_other(inputs: int, rows: int, dtype: torch.dtype) -> None:
@@ -200,6 +210,7 @@ def test_a_row_depends_on_no_other(inputs: int, rows: int, dtype: torch.dtype) -
         assert torch.equal(packed.multiply(x[row : row + 1]), together[row : row + 1])
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
 def test_rows_of_the_weight_read_back(outputs: int, inputs: int, dtype: torch.dtype) -> None:
@@ -215,6 +226,7 @@ def dequantized(weight: torch.Tensor) -> torch.Tensor:
 
 
 class TestInt8:
+    @folded
     @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 13, 16, 19, 24, 25, 49])
     @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
     def test_any_shape(self, rows: int, outputs: int, inputs: int) -> None:
@@ -242,6 +254,7 @@ class TestInt8:
         assert not found[:, 3].any()
         assert (~found.isfinite()).any(dim=0).nonzero().flatten().tolist() == [5]
 
+    @folded
     @pytest.mark.parametrize(("outputs", "inputs"), AWKWARD)
     def test_rows_of_the_weight_read_back(self, outputs: int, inputs: int) -> None:
         weight = draw(outputs, inputs)
@@ -283,6 +296,7 @@ def test_a_weight_in_float32_keeps_its_precision() -> None:
 class TestCompact:
     """Exponents in four bits. To the last bit what products with the plain weight give."""
 
+    @folded
     @pytest.mark.parametrize("rows", [1, 2, 9, 16, 17, 33, 48, 49, 100])
     @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (90, 96), (270, 2080), (70, 6208)])
     def test_is_exact(self, rows: int, outputs: int, inputs: int) -> None:

@@ -15,6 +15,7 @@ from kvlab.kernels.cpu import native, paths
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.paths import Paths, Rates, choose, choose_for, take
+from tests.kernels.grids import folded
 
 HALF_RATE = {"avx512": Rates(60, 170), "avx512-bf16": Rates(70, 95)}
 FULL_RATE = {"avx512": Rates(60, 170), "avx512-bf16": Rates(90, 330)}
@@ -152,6 +153,7 @@ def every_choice(library: ctypes.CDLL) -> list[Paths]:
     return [Paths(taken, few, many, {}) for taken in tiles for few in vectors for many in vectors]
 
 
+@folded
 @pytest.mark.parametrize("format", WeightFormat)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (70, 96), (1000, 64), (64, 1023), (300, 2080)]

@@ -10,6 +10,7 @@ import torch
 from kvlab.kernels.cpu.native import load
 from kvlab.kernels.cpu.topk import topk
 from kvlab.models.ops.torch_ops import TorchOps
+from tests.kernels.grids import folded
 
 pytestmark = pytest.mark.usefixtures("cpu_architecture")
 
@@ -63,6 +64,7 @@ def draw(kind: str, rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 KINDS = ["random", "few values", "all equal", "ascending", "descending", "barred", "nothing else", "unsound"]
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,6 +77,7 @@ def test_agrees_with_its_twin(kind: str, rows: int, size: int, dtype: torch.dtyp
         check(x, size)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 5, 33])
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,6 +88,7 @@ def test_is_pythons_stable_order(kind: str, count: int, dtype: torch.dtype) -> N
     assert TorchOps().topk(x, count).indices.tolist() == expected(x, count)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_is_found_wherever_it_is(dtype: torch.dtype) -> None:
     x = torch.zeros(150, 150, dtype=dtype)
@@ -93,6 +97,7 @@ def test_the_largest_is_found_wherever_it_is(dtype: torch.dtype) -> None:
     assert topk(x, 2)[1].tolist() == [[0, 1], *([row, 0] for row in range(1, 150))]
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 3])
 def test_rows_inside_a_wider_tensor(count: int, dtype: torch.dtype) -> None:
@@ -103,6 +108,7 @@ def test_rows_inside_a_wider_tensor(count: int, dtype: torch.dtype) -> None:
     check(wide[0, 10:30].expand(6, -1), count)
 
 
+@folded
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 7, 90])
 def test_writes_its_results_and_nothing_else(count: int, dtype: torch.dtype) -> None:

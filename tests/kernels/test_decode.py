@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvlab.kernels.triton.decode import paged_decode, plan_split
+from tests.kernels.grids import folded
 from tests.kernels.paged import NAN, Paged, assert_close, bits, make_paged, plain_attention, unchanged
 
 pytestmark = pytest.mark.slow  # Triton's interpreter computes number by number
@@ -43,6 +44,7 @@ def draw(
     return q, make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
 
 
+@folded
 @pytest.mark.parametrize("block_size", [1, 16, 24, 32])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", ["1 to 1", "4 to 1", "all to 1"])
@@ -50,6 +52,7 @@ def test_every_shape(heads: str, head_dim: int, block_size: int, device: torch.d
     check(*draw(heads, head_dim, block_size, torch.float32, device, many=70))
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
 @pytest.mark.parametrize("heads", list(HEADS))
@@ -57,12 +60,14 @@ def test_half_precision(heads: str, head_dim: int, dtype: torch.dtype, device: t
     check(*draw(heads, head_dim, 16, dtype, device))
 
 
+@folded
 @pytest.mark.parametrize("soft_cap", [None, 30.0, 0.5])
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 130, 1000])
 def test_window_and_soft_cap(window: int | None, soft_cap: float | None, device: torch.device) -> None:
     check(*draw("4 to 1", 64, 16, torch.float32, device), window=window, soft_cap=soft_cap)
 
 
+@folded
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("split_tokens", [1, 16, 17, 64, 149, 150, 1000])
 def test_splits(split_tokens: int, window: int | None, device: torch.device) -> None:
@@ -70,6 +75,7 @@ def test_splits(split_tokens: int, window: int | None, device: torch.device) -> 
     check(*draw("4 to 1", 64, 16, torch.float32, device), split_tokens, window=window)
 
 
+@folded
 @pytest.mark.parametrize("heads", list(HEADS))
 def test_splits_in_bfloat16(heads: str, device: torch.device) -> None:
     check(*draw(heads, 80, 24, torch.bfloat16, device), 32, soft_cap=20.0)

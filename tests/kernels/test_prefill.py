@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvlab.kernels.triton.prefill import paged_prefill
+from tests.kernels.grids import folded
 from tests.kernels.paged import NAN, assert_close, bits, make_paged, plain_attention, unchanged
 
 pytestmark = pytest.mark.slow  # Triton's interpreter computes number by number
@@ -48,6 +49,7 @@ def check(
     assert unchanged(before, paged.keys, paged.values)
 
 
+@folded
 @pytest.mark.parametrize("block_size", [1, 16, 24])
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1)])
@@ -55,6 +57,7 @@ def test_every_shape(heads: tuple[int, int], head_dim: int, block_size: int, dev
     check(chunks_around(block_size), heads, head_dim, block_size, torch.float32, device)
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1)])
@@ -62,6 +65,7 @@ def test_half_precision(heads: tuple[int, int], head_dim: int, dtype: torch.dtyp
     check(chunks_around(16), heads, head_dim, 16, dtype, device)
 
 
+@folded
 @pytest.mark.parametrize("soft_cap", [None, 30.0, 0.5])
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 1000])
 def test_window_and_soft_cap(window: int | None, soft_cap: float | None, device: torch.device) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.triton.rms_norm import rms_norm
+from tests.kernels.grids import folded
 from tests.kernels.paged import assert_close
 
 EPS = 1e-6
@@ -16,6 +17,7 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, offset: bool) -> torch.Ten
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
+@folded
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 5, 80, 1000, 1024, 4097])
@@ -26,6 +28,7 @@ def test_norm(width: int, dtype: torch.dtype, offset: bool, device: torch.device
     assert torch.equal(x, before)
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 5, 80, 1000, 4097])
 def test_residual(width: int, dtype: torch.dtype, device: torch.device) -> None:

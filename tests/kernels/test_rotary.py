@@ -7,6 +7,7 @@ import torch
 
 from kvlab.kernels.triton.rotary import rotate_in_place
 from kvlab.models.rope import rotate
+from tests.kernels.grids import folded
 from tests.kernels.paged import assert_close
 
 HEADS = [(1, 1), (8, 2), (6, 3)]
@@ -31,6 +32,7 @@ def check(
         assert_close(found, wanted)
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
@@ -40,6 +42,7 @@ def test_one_table_for_all(heads: tuple[int, int], head_dim: int, dtype: torch.d
     check(q, k, *table(40, head_dim, dtype, device), positions)
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvlab.kernels.triton.scatter import scatter_kv
+from tests.kernels.grids import folded
 from tests.kernels.paged import bits, unchanged
 
 
@@ -13,6 +14,7 @@ def canaries(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.d
     return [torch.randn(9, 2, block_size, head_dim).to(device, dtype) for _ in range(2)]
 
 
+@folded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 80])
 @pytest.mark.parametrize("block_size", [1, 16, 24])

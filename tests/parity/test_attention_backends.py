@@ -19,12 +19,15 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 backends = pytest.mark.parametrize("name", BACKENDS)
 every_backend = pytest.mark.parametrize("name", attention_backends())
-dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE))
 groups = pytest.mark.parametrize("group", [1, 2, 4])
 # Each two of them once; the test on any batch below has all of them together.
 shapes = pytest.mark.parametrize(
-    ("block_size", "head_dim", "group"),
-    [(1, 16, 1), (1, 64, 2), (1, 80, 4), (4, 16, 2), (4, 64, 4), (4, 80, 1), (16, 16, 4), (16, 64, 1), (16, 80, 2)],
+    ("block_size", "head_dim", "group", "dtype"),
+    [
+        *((1, 16, 1, "float32"), (1, 64, 2, "bfloat16"), (1, 80, 4, "float32")),
+        *((4, 16, 2, "float32"), (4, 64, 4, "bfloat16"), (4, 80, 1, "bfloat16")),
+        *((16, 16, 4, "bfloat16"), (16, 64, 1, "float32"), (16, 80, 2, "bfloat16")),
+    ],
 )
 
 
@@ -75,7 +78,6 @@ class TestConcat:
 
 
 @backends
-@dtypes
 @shapes
 def test_agrees_with_concat(name: str, dtype: str, block_size: int, head_dim: int, group: int) -> None:
     spec = make_spec(group, head_dim, dtype)
@@ -83,8 +85,10 @@ def test_agrees_with_concat(name: str, dtype: str, block_size: int, head_dim: in
 
 
 @backends
-@dtypes
-@pytest.mark.parametrize("window", [1, 2, 4, 5, 16, 1000])
+@pytest.mark.parametrize(
+    ("window", "dtype"),
+    [(1, "float32"), (2, "bfloat16"), (4, "float32"), (5, "bfloat16"), (16, "float32"), (1000, "bfloat16")],
+)
 def test_agrees_with_concat_inside_a_sliding_window(name: str, dtype: str, window: int) -> None:
     spec = make_spec(2, 16, dtype, window=window)
     assert_agrees(name, spec, make_batch(spec, 4, lengths_around_blocks(4)))
@@ -101,7 +105,7 @@ def test_agrees_with_concat_inside_a_sliding_window(name: str, dtype: str, windo
     window=st.one_of(st.none(), st.integers(1, 30)),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_agrees_with_concat_on_any_batch(
     name: str,
     sequences: list[tuple[int, int]],

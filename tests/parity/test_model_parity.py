@@ -64,12 +64,15 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-@pytest.fixture(params=[0, 1])
-def model(models: MakeModel, variant: str, request: pytest.FixtureRequest) -> TinyModel:
-    return models(variant, request.param)
+@pytest.fixture
+def model(models: MakeModel, variant: str) -> TinyModel:
+    """Every other variant is of the second seed."""
+    return models(variant, list(VARIANTS).index(variant) % 2)
 
 
-def test_prefill(model: TinyModel) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_prefill(models: MakeModel, variant: str, seed: int) -> None:
+    model = models(variant, seed)
     texts = random_texts(1, 16, 17, 33, 90, 400)
     assert model.error(texts, [[len(text) for text in texts]]) < TOLERANCE
 
@@ -86,14 +89,14 @@ def test_decode_at_mixed_positions(model: TinyModel) -> None:
     assert model.error(texts, [before, *[[1] * 6] * 12]) < TOLERANCE
 
 
-@pytest.mark.parametrize(("ops", "seed"), [("native", 0), ("native", 1), ("triton", 0)])
+@pytest.mark.parametrize(("ops", "seed"), [("native", 0), ("triton", 1)])
 def test_with_kernels(models: MakeModel, variant: str, ops: str, seed: int) -> None:
     """All at once, with what is not attention computed by kernels; those for a GPU are interpreted."""
     model = models(variant, seed)
     decoder = read_decoder(model.config, model.directory, ops=make_ops(ops))
     few = ops == "triton"
-    texts = random_texts(9, 8, 5, 1) if few else random_texts(41, 37, 20, 1)
-    steps = [[8, 4, 0, 1], [1, 4, 5, 0]] if few else [[40, 17, 0, 1], [1, 20, 20, 0]]
+    texts = random_texts(6, 5, 3, 1) if few else random_texts(41, 37, 20, 1)
+    steps = [[5, 2, 0, 1], [1, 3, 3, 0]] if few else [[40, 17, 0, 1], [1, 20, 20, 0]]
     assert replace(model, decoder=decoder).error(texts, steps) < TOLERANCE
 
 

@@ -84,14 +84,14 @@ class SharingLfuMachine(SharingMachine):
     eviction = "lfu"
 
 
-PagedMachine.TestCase.settings = examples(50)
-SingleTokenBlocksMachine.TestCase.settings = examples(20)
-SlottedMachine.TestCase.settings = examples(40)
-SharingMachine.TestCase.settings = examples(200)
+PagedMachine.TestCase.settings = examples(25)
+SingleTokenBlocksMachine.TestCase.settings = examples(12)
+SlottedMachine.TestCase.settings = examples(20)
+SharingMachine.TestCase.settings = examples(90)
 RetentionMachine.TestCase.settings = examples(5)
-TieredMachine.TestCase.settings = examples(20)
-SharingFifoMachine.TestCase.settings = examples(60)
-SharingLfuMachine.TestCase.settings = examples(60)
+TieredMachine.TestCase.settings = examples(14)
+SharingFifoMachine.TestCase.settings = examples(25)
+SharingLfuMachine.TestCase.settings = examples(25)
 
 TestPagedPool = PagedMachine.TestCase
 TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase

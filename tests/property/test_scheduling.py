@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.config import FaultsConfig, PreemptionConfig, SchedulerConfig, SpeculationConfig
@@ -21,6 +21,7 @@ from kvlab.engine.step_plan import DecodeBatch
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pool import BlockPool
+from tests.property.test_pool_machine import examples
 from tests.support.engines import assert_empty
 from tests.support.table import TableExecutor, oracle, table_engine, table_pool, table_slots, undisturbed
 
@@ -233,7 +234,7 @@ def _check_outputs(watched: Watched) -> None:
             assert tokens == expected
 
 
-@settings(max_examples=250, deadline=None)
+@examples(110)
 @given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
 def test_any_load_in_any_memory_under_any_policy(
     asked: list[Ask], pool: BlockPool, config: SchedulerConfig
@@ -243,7 +244,7 @@ def test_any_load_in_any_memory_under_any_policy(
         assert sequence.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(60)
 @given(
     st.lists(asks, min_size=1, max_size=9),
     pools(),
@@ -258,7 +259,7 @@ def test_with_faults_the_healthy_get_their_tokens_and_nothing_is_lost(
     play(asked, pool, config, faults)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(35)
 @given(st.lists(asks, min_size=1, max_size=9), pools(), schedulers())
 def test_without_preemption_what_fits_ends_and_what_does_not_fails(
     asked: list[Ask], pool: BlockPool, config: SchedulerConfig

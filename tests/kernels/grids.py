@@ -1,0 +1,81 @@
+"""Grids of settings in one test: thousands of cases would take longer to collect than to run."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+
+Case = tuple[tuple[str, Any], ...]
+
+
+def folded(test: Callable[..., None]) -> Callable[..., None]:
+    """The test with all that `parametrize` gives it, one after another; a failure names its case.
+
+    All cases for the architecture that this machine uses, and on a GPU. For other architectures and in Triton's
+    interpreter, so many that each pair of two settings' values is among them. `KVLAB_KERNEL_CASES`: `all` cases, or
+    `pairs`, for every one.
+    """
+    grid = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    settings = [_settings(*mark.args) for mark in grid]
+
+    @wraps(test)
+    def each(*args: Any, request: pytest.FixtureRequest, **fixtures: Any) -> None:
+        cases, skipped = _cases(request, settings), 0
+        for case in cases:
+            torch.manual_seed(0)
+            values = dict(pair for setting in case for pair in setting)
+            try:
+                test(*args, **fixtures, **values)
+            except pytest.skip.Exception:
+                skipped += 1
+                if skipped == len(cases):
+                    raise
+            except BaseException as error:
+                error.add_note(f"in the case {values}")
+                raise
+
+    names = {name for setting in settings for name, _ in setting[0]}
+    kept = [each for name, each in inspect.signature(test).parameters.items() if name not in names]
+    asked = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
+    each.__signature__ = inspect.Signature([*kept, asked])  # type: ignore[attr-defined]
+    each.pytestmark = [mark for mark in test.pytestmark if mark not in grid]  # type: ignore[attr-defined]
+    return each
+
+
+def _settings(names: str | tuple[str, ...], values: Any) -> list[Case]:
+    """The values of a setting, or of several that vary together, each with its name."""
+    if isinstance(names, str):
+        return [((names, value),) for value in values]
+    return [tuple(zip(names, row, strict=True)) for row in values]
+
+
+def _cases(request: pytest.FixtureRequest, settings: list[list[Case]]) -> list[tuple[Case, ...]]:
+    architecture = getattr(request.node, "callspec", None) and request.node.callspec.params.get("cpu_architecture")
+    usual = "all" if architecture == "native" or torch.cuda.is_available() else "pairs"
+    whole = list(product(*settings))
+    if os.environ.get("KVLAB_KERNEL_CASES", usual) == "all" or len(settings) == 1:
+        return whole
+    return [
+        tuple(values[at] for values, at in zip(settings, place, strict=True))
+        for place in _with_each_pair(tuple(map(len, settings)))
+    ]
+
+
+@cache
+def _with_each_pair(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Few of a grid's places, which have each pair of two settings' values: again and again the place with the most
+    pairs that no chosen one has.
+    """
+    pairs = {place: set(combinations(enumerate(place), 2)) for place in product(*map(range, sizes))}
+    missing, chosen = set().union(*pairs.values()), list[tuple[int, ...]]()
+    while missing:
+        chosen.append(max(pairs, key=lambda place: len(pairs[place] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
