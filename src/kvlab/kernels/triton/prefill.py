@@ -108,12 +108,19 @@ def _prefill(
             TILE,
         )
         blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
-        visible = tokens[None, :] <= position[:, None]
+        ahead = position[:, None] - tokens[None, :]
+        visible = ahead >= 0
         if window is not None:
-            visible = visible & (tokens[None, :] > position[:, None] - window)
+            visible = visible & (ahead < window)
         scored = tl.where(visible, scores(queries, k, scale, cap, True), float("-inf"))
         best, total, weighted = accumulate(scored, v, best, total, weighted, True)
 
+    # Read again, rows follow from what the compiler does not know: it would keep their places in registers meanwhile.
+    again = tl.arange(0, ROWS) + (tl.load(query_start + sequence) - begin)
+    query = first_query + again // GROUP
+    token = (begin + query).to(tl.int64)
+    heads = kv_head * GROUP + again % GROUP
+    inside = ((again < QUERIES * GROUP) & (query < new))[:, None] & (dims < HEAD_DIM)[None, :]
     out_at = out + token[:, None] * out_stride + heads[:, None] * out_head_stride + dims[None, :]
     tl.store(out_at, normalised(total, weighted).to(out.dtype.element_ty), mask=inside)
 
