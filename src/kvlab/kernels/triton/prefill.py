@@ -115,7 +115,7 @@ def _prefill(
         scored = tl.where(visible, scores(queries, k, scale, cap, True), float("-inf"))
         best, total, weighted = accumulate(scored, v, best, total, weighted, True)
 
-    # Read again, rows follow from what the compiler does not know: it would keep their places in registers meanwhile.
+    # The compiler cannot know that what is read again is the same; else it would hold the rows' places meanwhile.
     again = tl.arange(0, ROWS) + (tl.load(query_start + sequence) - begin)
     query = first_query + again // GROUP
     token = (begin + query).to(tl.int64)
@@ -194,7 +194,7 @@ def paged_prefill(
         QUERIES=queries,
         ROWS=rows,
         COLS=cols,
-        TILE=tile_tokens(cols, q.element_size(), 64, _TILE_BYTES),
+        TILE=tile_tokens(cols, q.element_size(), 32 if wide else 64, _TILE_BYTES),
         SEQUENCES=triton.next_power_of_2(batch),
         LEAST=least,
         num_warps=4 if half and rows <= 64 else 8,
