@@ -1,4 +1,4 @@
-"""Compile every kernel for a Hopper GPU on a machine that has none: `python tests/kernels/offline.py [words]`.
+"""Compile every kernel for a Hopper GPU on a machine that has none: `python -m tests.kernels.offline [words]`.
 
 Each launcher is called as a model would call it, with launches replaced by compilation, so that what is compiled is
 what the launcher asks for. With words, only the calls whose description has one of them. Prints a line for each
@@ -7,66 +7,21 @@ kernel: its shared memory, and the bytes a thread spills to local memory.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)
-
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
+from experiments.gpu.compiled import compile_launches
 from kvlab.kernels.triton.decode import paged_decode
 from kvlab.kernels.triton.prefill import paged_prefill
 from kvlab.kernels.triton.rms_norm import rms_norm
 from kvlab.kernels.triton.rotary import rotate_in_place
 from kvlab.kernels.triton.scatter import scatter_kv
 
-HOPPER = GPUTarget("cuda", 90, 32)
+ARCHITECTURE = 90
 SHARED_BYTES = 227 * 1024  # what a program can have on it
-
-
-class NoGpu:
-    """As much of a driver as compiling asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return HOPPER
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def spilled_bytes(cubin: bytes) -> int:
-    """Bytes of stack a thread of the kernel needs: what did not fit in registers."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command: list[Any] = [tool, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    stack = re.search(r"STACK:(\d+)", usage)
-    if stack is None:
-        raise SystemExit(f"no stack size in {usage!r}")
-    return int(stack[1])
-
-
-def compile_instead(self: JITFunction, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
-    """What takes the place of a launch."""
-    kernel = RUN(self, *args, grid=grid, warmup=True, **kwargs)
-    spilled = spilled_bytes(kernel.asm["cubin"])
-    print(f"  {self.__name__:12} shared {kernel.metadata.shared:6}  spilled {spilled}", flush=True)
-    if kernel.metadata.shared > SHARED_BYTES:
-        raise SystemExit(f"{self.__name__} needs {kernel.metadata.shared} bytes of shared memory")
 
 
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -128,10 +83,10 @@ def calls() -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
-    RUN = JITFunction.run
-    JITFunction.run = compile_instead
-    triton.runtime.driver.set_active(NoGpu())
     for description, call in calls():
         if len(sys.argv) == 1 or any(word in description for word in sys.argv[1:]):
             print(description, flush=True)
-            call()
+            for one in compile_launches(ARCHITECTURE, call):
+                print(f"  {one.kernel:12} shared {one.shared_bytes:6}  spilled {one.spilled}", flush=True)
+                if one.shared_bytes > SHARED_BYTES:
+                    raise SystemExit(f"{one.kernel} needs {one.shared_bytes} bytes of shared memory")

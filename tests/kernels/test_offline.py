@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,21 +11,53 @@ from pathlib import Path
 import pytest
 from triton import backends
 
+from experiments.gpu.occupancy import ARCHITECTURES, programs_by_limit
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A module in a process of its own: in this one the kernels may be interpreted."""
+    if "nvidia" not in backends.backends:
+        pytest.skip("this triton does not compile for NVIDIA")
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(directory), "PYTHONPATH": paths}
+    return subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_without_overflowing_it(tmp_path: Path) -> None:
-    """In a process of its own: in this one the kernels may be interpreted."""
-    if "nvidia" not in backends.backends:
-        pytest.skip("this triton does not compile for NVIDIA")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    script = Path(__file__).with_name("offline.py")
     some = [
         "bfloat16 group 4 head_dim 80",
         "scatter torch.b",
         "rotary torch.b",
         "norm 1000 torch.b",
     ]  # all: a minute
-    done = subprocess.run([sys.executable, script, *some], env=environment, capture_output=True, text=True)
+    done = run(tmp_path, "tests.kernels.offline", *some)
     assert done.returncode == 0, done.stdout + done.stderr
     kernels = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert kernels == {"_decode", "_combine", "_prefill", "_scatter", "_rotary", "_rms_norm"}
+
+
+@pytest.mark.slow
+def test_attention_spills_nothing_copies_16_bytes_and_leaves_room_for_two_programs(tmp_path: Path) -> None:
+    """On Hopper, for a shape that has much to hold; all: `python -m experiments.gpu.compiled`."""
+    chosen = ["--architectures", "90", "--models", "llama3_2_3b"]
+    done = run(tmp_path, "experiments.gpu.compiled", *chosen, "--write", str(tmp_path / "tables.md"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 kernels, 0 beyond a gate" in done.stderr
+    assert re.search(r"\| h100_sxm \| 128 x 3, 24 heads \| [1-9]\d+ \|", (tmp_path / "tables.md").read_text())
+
+
+def test_programs_at_once_follow_from_the_least_of_what_a_processor_has() -> None:
+    """Figures of Nsight Compute's occupancy calculator."""
+    found = programs_by_limit(ARCHITECTURES[90], registers=178, warps=8, shared_bytes=98_816)
+    assert found == {"registers": 1, "shared": 2, "threads": 8, "programs": 32}
+    assert programs_by_limit(ARCHITECTURES[90], registers=118, warps=4, shared_bytes=72_704)["registers"] == 4
+    for shared_bytes, programs in ((49 * 1024, 2), (49 * 1024 + 1, 1)):  # of 100 KiB, 1 KiB more for each
+        found = programs_by_limit(ARCHITECTURES[120], registers=72, warps=4, shared_bytes=shared_bytes)
+        assert found["shared"] == programs
+    columns = programs_by_limit(ARCHITECTURES[100], registers=64, warps=4, shared_bytes=0, tensor_columns=256)
+    assert columns["tensor memory"] == 2

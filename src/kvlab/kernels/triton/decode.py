@@ -8,13 +8,25 @@ import torch
 import triton
 import triton.language as tl
 
-from kvlab.kernels.triton.pages import check_attention, load_keys_and_values, padded_dim, tile_tokens
+from kvlab.kernels.triton.pages import (
+    architecture,
+    check_attention,
+    first_of_tile,
+    load_keys_and_values,
+    look_up,
+    padded_dim,
+    tile_tokens,
+)
 from kvlab.kernels.triton.softmax import accumulate, normalised, score_factors, scores
 
 #: The second pass holds a head's result from every split at once.
 _MOST_SPLITS = 64
 #: With fewer, a program and its part of the second pass cost more than they save.
 _LEAST_TOKENS_PER_SPLIT = 256
+#: Of K, and of V. A program holds two tiles of each, one in use and one on its way. Three programs then fit in the
+#: shared memory of a Hopper processor, and two in the 100 KB that processors for desktops and workstations have.
+_TILE_BYTES, _SMALL_TILE_BYTES = 16 * 1024, 8 * 1024
+_SMALL_ARCHITECTURES = (86, 89, 120, 121)
 
 
 @triton.jit(do_not_specialize=["table_stride", "split_tokens", "splits"])
@@ -80,21 +92,29 @@ def _decode(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, COLS], tl.float32)
-    for first in range(start, stop, TILE):
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    begin = first_of_tile(start, BLOCK_SIZE, TILE)
+    blocks = look_up(table, begin, stop, BLOCK_SIZE, TILE)
+    for first in range(begin, stop, TILE):
         tokens = first + tl.arange(0, TILE)
         k, v = load_keys_and_values(
             keys + kv_head.to(tl.int64) * head_stride,
             values + kv_head.to(tl.int64) * head_stride,
-            block_tables + sequence.to(tl.int64) * table_stride,
-            tokens,
+            blocks,
+            first,
             stop,
             block_stride,
             slot_stride,
             HEAD_DIM,
             BLOCK_SIZE,
             COLS,
+            TILE,
         )
-        scored = tl.where((tokens < stop)[None, :], scores(queries, k, scale, cap, DOT), float("-inf"))
+        blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
+        seen = tokens < stop
+        if SPLIT or window is not None:
+            seen = seen & (tokens >= start)
+        scored = tl.where(seen[None, :], scores(queries, k, scale, cap, DOT), float("-inf"))
         best, total, weighted = accumulate(scored, v, best, total, weighted, DOT)
     result = normalised(total, weighted)
 
@@ -198,6 +218,7 @@ def paged_decode(
     # Tensor cores are idle while 16-bit K and V stream in, so that padding rows to their shape costs nothing. In
     # float32 padding costs time, and one or two rows are faster multiplied and summed.
     dot = q.element_size() == 2 or group > 2
+    tile_bytes = _SMALL_TILE_BYTES if architecture() in _SMALL_ARCHITECTURES else _TILE_BYTES
     longest = min(longest or block_tables.shape[1] * block_size, window or (1 << 30))
     split_tokens = max(split_tokens or longest, -(-longest // _MOST_SPLITS), 1)
     splits = max(1, -(-longest // split_tokens))
@@ -232,11 +253,11 @@ def paged_decode(
         BLOCK_SIZE=block_size,
         ROWS=max(16 if dot else 1, triton.next_power_of_2(group)),
         COLS=cols,
-        TILE=tile_tokens(cols, q.element_size(), 128),
+        TILE=tile_tokens(cols, q.element_size(), 128, tile_bytes),
         SPLIT=splits > 1,
         DOT=dot,
         num_warps=4 if q.element_size() == 2 else 8,
-        num_stages=5,  # some for the look-up in the block table, which leaves two tiles of K and V
+        num_stages=3,  # two tiles of K and V
     )
     if splits > 1:
         _combine[(batch, heads)](

@@ -5,37 +5,80 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
-#: What a tile of K or V takes. The decode kernel holds two of each, one in use and one on its way, and three of its
-#: programs then fit in the shared memory of a Hopper processor at once.
-_TILE_BYTES = 16 * 1024
+#: Blocks of a tile that are looked up one by one.
+_MOST_SCALARS = 8
+
+
+@triton.constexpr_function
+def _scalars(block_size, tile):
+    """How many blocks a tile can lie in, if it begins where one does and they are few; else 0."""
+    if block_size % tile == 0:
+        return 1
+    return tile // block_size if tile % block_size == 0 and tile // block_size <= _MOST_SCALARS else 0
+
+
+@triton.jit
+def first_of_tile(token, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Where a tile that has `token` may begin: in the same block, so that each block of the tile is whole."""
+    aligned: tl.constexpr = min(BLOCK_SIZE, TILE)
+    return token // aligned * aligned
+
+
+@triton.jit
+def look_up(table, first, stop, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The blocks of a tile that begins at `first` (see `first_of_tile`): a scalar for each if they are few, else
+    `[TILE]`; 0 from `stop` on.
+
+    All threads load the same scalar. It needs no shared memory, no copy of a few bytes and no change of layout, and
+    is one tile ahead of the copies of K and V, which need it for their addresses.
+    """
+    scalars: tl.constexpr = _scalars(BLOCK_SIZE, TILE)
+    if scalars == 0:
+        tokens = first + tl.arange(0, TILE)
+        found = (tl.load(table + tokens // BLOCK_SIZE, mask=tokens < stop, other=0),)
+    else:
+        found = (tl.load(table + first // BLOCK_SIZE, mask=first < stop, other=0),)
+        for index in tl.static_range(1, scalars):
+            block = tl.load(table + first // BLOCK_SIZE + index, mask=first + index * BLOCK_SIZE < stop, other=0)
+            found += (block,)  # type: ignore[assignment]  # a tuple of any length
+    return found
 
 
 @triton.jit
 def load_keys_and_values(
     keys,
     values,
-    table,
-    tokens,
+    blocks,
+    first,
     stop,
     block_stride,
     slot_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     COLS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """K `[COLS, tokens]` and V `[tokens, COLS]` of one head at `tokens`, 0 from `stop` on and beyond the head.
-
-    Each token looks up its own block, so that a tile may span many small blocks or lie inside a large one.
+    """K `[COLS, TILE]` and V `[TILE, COLS]` of one head from token `first` on, in the `blocks` of `look_up`; 0
+    from `stop` on and beyond the head.
     """
+    tokens = first + tl.arange(0, TILE)
     dims = tl.arange(0, COLS)
     here, in_head = tokens < stop, dims < HEAD_DIM
+    block = blocks[0]
+    for index in tl.static_range(1, len(blocks)):
+        block = tl.where(tl.arange(0, TILE) < index * BLOCK_SIZE, block, blocks[index])
     # A pool can have more than 2^31 numbers.
-    block = tl.load(table + tokens // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
-    rows = block * block_stride + (tokens % BLOCK_SIZE) * slot_stride
+    rows = block.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * slot_stride
     k = tl.load(keys + rows[None, :] + dims[:, None], mask=in_head[:, None] & here[None, :], other=0.0)
     v = tl.load(values + rows[:, None] + dims[None, :], mask=here[:, None] & in_head[None, :], other=0.0)
     return k, v
+
+
+def architecture() -> int:
+    """Of the GPU that kernels are compiled for: 90 is compute capability 9.0, and what is interpreted instead."""
+    return 90 if triton.knobs.runtime.interpret else int(driver.active.get_current_target().arch)
 
 
 def padded_dim(head_dim: int) -> int:
@@ -44,9 +87,9 @@ def padded_dim(head_dim: int) -> int:
     return max(16, padded)
 
 
-def tile_tokens(cols: int, element_size: int, most: int) -> int:
-    """Tokens in a tile of K or V, a power of two."""
-    return max(16, min(most, _TILE_BYTES // (cols * element_size)))
+def tile_tokens(cols: int, element_size: int, most: int, tile_bytes: int) -> int:
+    """Tokens in a tile of K or V that should take `tile_bytes`, a power of two."""
+    return max(16, min(most, tile_bytes // (cols * element_size)))
 
 
 def check_attention(

@@ -6,8 +6,19 @@ import torch
 import triton
 import triton.language as tl
 
-from kvlab.kernels.triton.pages import check_attention, load_keys_and_values, padded_dim, tile_tokens
+from kvlab.kernels.triton.pages import (
+    architecture,
+    check_attention,
+    first_of_tile,
+    load_keys_and_values,
+    look_up,
+    padded_dim,
+    tile_tokens,
+)
 from kvlab.kernels.triton.softmax import accumulate, normalised, score_factors, scores
+
+#: Of K, and of V: less than in decode, as scores of a tile take registers of each row.
+_TILE_BYTES = 8 * 1024
 
 
 @triton.jit(do_not_specialize=["table_stride", "sequences"])
@@ -74,31 +85,42 @@ def _prefill(
     stop = length - new + tl.minimum(first_query + QUERIES, new)
     start = 0
     if window is not None:
-        start = tl.maximum(length - new + first_query - window + 1, 0)
+        start = first_of_tile(tl.maximum(length - new + first_query - window + 1, 0), BLOCK_SIZE, TILE)
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, COLS], tl.float32)
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    blocks = look_up(table, start, stop, BLOCK_SIZE, TILE)
     for first in range(start, stop, TILE):
         tokens = first + tl.arange(0, TILE)
         k, v = load_keys_and_values(
             keys + kv_head.to(tl.int64) * head_stride,
             values + kv_head.to(tl.int64) * head_stride,
-            block_tables + sequence.to(tl.int64) * table_stride,
-            tokens,
+            blocks,
+            first,
             stop,
             block_stride,
             slot_stride,
             HEAD_DIM,
             BLOCK_SIZE,
             COLS,
+            TILE,
         )
-        visible = tokens[None, :] <= position[:, None]
+        blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
+        ahead = position[:, None] - tokens[None, :]
+        visible = ahead >= 0
         if window is not None:
-            visible = visible & (tokens[None, :] > position[:, None] - window)
+            visible = visible & (ahead < window)
         scored = tl.where(visible, scores(queries, k, scale, cap, True), float("-inf"))
         best, total, weighted = accumulate(scored, v, best, total, weighted, True)
 
+    # The compiler cannot know that what is read again is the same; else it would hold the rows' places meanwhile.
+    again = tl.arange(0, ROWS) + (tl.load(query_start + sequence) - begin)
+    query = first_query + again // GROUP
+    token = (begin + query).to(tl.int64)
+    heads = kv_head * GROUP + again % GROUP
+    inside = ((again < QUERIES * GROUP) & (query < new))[:, None] & (dims < HEAD_DIM)[None, :]
     out_at = out + token[:, None] * out_stride + heads[:, None] * out_head_stride + dims[None, :]
     tl.store(out_at, normalised(total, weighted).to(out.dtype.element_ty), mask=inside)
 
@@ -137,9 +159,14 @@ def paged_prefill(
         return out
     kv_heads, block_size = keys.shape[1:3]
     group, cols = heads // kv_heads, padded_dim(head_dim)
-    # A warp group multiplies 64 rows at once on Hopper; two of them share each tile of K and V where the sequences
-    # have rows enough. More than 32 rows of float32, which tensor cores do not multiply, overflow the registers.
-    rows = 32 if q.element_size() == 4 else 128 if tokens * group >= 128 * batch else 64
+    half = q.element_size() == 2
+    # 128 rows read a tile of K and V half as often as 64, where the sequences have rows enough. wgmma and tcgen05
+    # take queries from shared memory: two such programs share the registers of a processor, and one multiplies
+    # while the other computes its softmax. mma.sync holds queries in registers, which fewer rows have room for.
+    # More than 32 rows of float32 overflow them.
+    streams = architecture() // 10 in (9, 10)
+    wide = half and streams and cols <= 128 and tokens * group >= 128 * batch
+    rows = 128 if wide else 64 if half and (streams or cols <= 128) else 32
     rows = max(rows, triton.next_power_of_2(group))
     queries = rows // group
     score_scale, cap = score_factors(scale, soft_cap)
@@ -167,10 +194,11 @@ def paged_prefill(
         QUERIES=queries,
         ROWS=rows,
         COLS=cols,
-        TILE=tile_tokens(cols, q.element_size(), 64),
+        TILE=tile_tokens(cols, q.element_size(), 32 if wide else 64, _TILE_BYTES),
         SEQUENCES=triton.next_power_of_2(batch),
         LEAST=least,
-        num_warps=4 if rows == 64 else 8,
-        num_stages=3,
+        num_warps=4 if half and rows <= 64 else 8,
+        num_stages=3 if wide else 2,
+        maxnreg=128 if wide else None,
     )
     return out
