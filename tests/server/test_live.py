@@ -21,8 +21,8 @@ from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRec
 from kvlab.engine.core import EngineCore
 from kvlab.engine.service import Engine
 from kvlab.engine.step import StepInput, StepResult
-from kvlab.kv.allocator import BlockState
 from kvlab.kv.eviction import LruEviction
+from kvlab.kv.journal import BlockState
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.retention import Limits, Retention
 from kvlab.kv.view import CacheView

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.errors import BlockError, KvlabError, OutOfBlocksError
-from kvlab.kv.allocator import BlockAllocator, BlockState
+from kvlab.kv.allocator import BlockAllocator
+from kvlab.kv.journal import BlockState
 from tests.support.pools import content, fill
 
 

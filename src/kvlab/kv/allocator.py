@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from enum import IntEnum
 from itertools import compress
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.eviction import EvictionPolicy, LruEviction
-from kvlab.kv.journal import BlockEvent, BlockJournal
+from kvlab.kv.journal import BlockEvent, BlockJournal, BlockState
 from kvlab.kv.owners import BlockOwners
 from kvlab.kv.prefix import Prefix
 
@@ -22,16 +21,6 @@ OnEvict = Callable[[Sequence[int], Mapping[int, Prefix]], None]
 
 
 _TOUCHED_AT_ONCE = 1024
-
-
-class BlockState(IntEnum):
-    """What a block is to its pool."""
-
-    FREE = 0  # nobody references it, and it holds nothing that could be shared
-    CACHED = 1  # nobody references it, but it holds content
-    IN_USE = 2  # one reference
-    SHARED = 3  # several
-    PINNED = 4  # nobody references it, but it holds content that is to stay
 
 
 class BlockAllocator:

@@ -18,6 +18,16 @@ _ASSIGNED = -1  # the kind of an entry that names a slot's owner
 _MOST_RECENT = 2**16  # numbers that stay Python's own, some 36 bytes each, until they are packed
 
 
+class BlockState(IntEnum):
+    """What a block is to its pool."""
+
+    FREE = 0  # nobody references it, and it holds nothing that could be shared
+    CACHED = 1  # nobody references it, but it holds content
+    IN_USE = 2  # one reference
+    SHARED = 3  # several
+    PINNED = 4  # nobody references it, but it holds content that is to stay
+
+
 class BlockEvent(IntEnum):
     """What happened to a block."""
 

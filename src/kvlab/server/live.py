@@ -19,7 +19,7 @@ from kvlab.engine.clock import Clock, PacedClock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import EngineStats
 from kvlab.engine.service import Engine
-from kvlab.kv.allocator import BlockState
+from kvlab.kv.journal import BlockState
 from kvlab.kv.pool import BlockPool
 
 _SECONDS = 60  # of history
