@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from inspect import unwrap
 
 import pytest
 import torch
@@ -161,8 +162,8 @@ def test_libraries_of_other_instruction_sets_leave_this_one_its_readers_of_forma
             with suppress(KernelError):  # this processor lacks its instructions
                 load_formats()
     for head_dim in (64, 80):
-        test_formats.__wrapped__("2 to 1", "int8", "fp8_e5m2", head_dim, torch.bfloat16)
-        test_formats.__wrapped__("1 to 1", "int4", "int4", 96, torch.float32)
+        unwrap(test_formats)("2 to 1", "int8", "fp8_e5m2", head_dim, torch.bfloat16)
+        unwrap(test_formats)("1 to 1", "int4", "int4", 96, torch.float32)
 
 
 @pytest.mark.parametrize("rising", [True, False])

@@ -20,9 +20,6 @@ from kvlab.kv.prefix import Prefix
 OnEvict = Callable[[Sequence[int], Mapping[int, Prefix]], None]
 
 
-_TOUCHED_AT_ONCE = 1024
-
-
 class BlockAllocator:
     """Hands out block ids `0 .. num_blocks - 1` and takes them back.
 
@@ -302,7 +299,7 @@ class BlockAllocator:
         if evict > len(self.eviction):
             raise OutOfBlocksError(count, self.num_free(), self.num_blocks, evictable=len(self.eviction))
         if missing > 0 and first < self.num_blocks:
-            self.first_untouched = min(first + max(missing, _TOUCHED_AT_ONCE), self.num_blocks)
+            self.first_untouched = min(first + max(missing, 1024), self.num_blocks)
             scratch[:0] = range(self.first_untouched - 1, first - 1, -1)
         blocks = scratch[: -(count - evict) - 1 : -1]
         del scratch[len(scratch) - len(blocks) :]
