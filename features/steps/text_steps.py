@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -91,7 +92,12 @@ def broken_gguf(written: Path, worded: list[Path], tmp_path: Path, broken: str =
 
 @given("an empty cache of models")
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    """Of models: compiled kernels are there."""
+    cache, known = tmp_path / "cache", Path(os.environ["KVLAB_CACHE"])
+    cache.mkdir(mode=0o700)
+    for file in known.glob("*.so*"):
+        shutil.copy2(file, cache / file.name)
+    monkeypatch.setenv("KVLAB_CACHE", str(cache))
 
 
 @when('I run "kvlab run model=smollm2_135m"')

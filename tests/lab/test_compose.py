@@ -16,12 +16,24 @@ from tests.support.swept import SWEEPS, swept_values
 
 NEEDS = {"model=checkpoint": ["model.path=somewhere"]}
 NEEDS |= {f"workload={source}": ["workload.path=somewhere"] for source in FILES}
-CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml"))
+TOGETHER = ("model", "workload", "hardware")  # choices that go with each other, whichever they are
+GROUPS = {
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()
+}
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("number", range(max(len(GROUPS[group]) for group in TOGETHER)))
+def test_choices_compose(number: int) -> None:
+    choices = [f"{group}={GROUPS[group][number % len(GROUPS[group])]}" for group in TOGETHER]
+    needed = [setting for choice in choices for setting in NEEDS.get(choice, [])]
+    compose_run("executor=simulated", *choices, *needed)
+
+
+@pytest.mark.parametrize(
+    "choice", [f"{group}={name}" for group in sorted(GROUPS.keys() - {*TOGETHER}) for name in GROUPS[group]]
+)
 def test_choice_composes(choice: str) -> None:
-    compose_run(choice, *NEEDS.get(choice, []))
+    compose_run(choice)
 
 
 @pytest.mark.slow
