@@ -28,8 +28,8 @@ from kvlab.lab.machine import describe
 
 BLOCK, VOCAB = 16, 150_000
 RUN = (
-    "executor.device=cpu", "executor.dtype=bfloat16", "workload=burst16", "kv=paged", "kv.memory=512MiB",
-    "tracking=off",
+    "executor.device=cpu", "executor.dtype=bfloat16", "workload=burst16", "workload.num_requests=2", "kv=paged",
+    "kv.memory=512MiB", "tracking=off",
 )  # fmt: skip
 MIB = 2**20
 
