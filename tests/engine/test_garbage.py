@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
+from kvlab.cli.compose import compose_run
 from kvlab.engine import garbage
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.engine.executors import torch as torch_executor
 from kvlab.engine.garbage import gc_frozen
 
 pytestmark = pytest.mark.usefixtures("no_requests_are_served")
@@ -51,3 +55,18 @@ def test_the_end_of_a_burst_collects_where_objects_are_a_quarter_more(
     with gc_frozen():
         del node
     assert (alive() is not None) is left
+
+
+def test_memory_of_loading_is_given_back_before_the_cache_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    allocate = torch_executor.build_storage
+
+    def build_storage(*parts: Any) -> Any:
+        calls.append("cache allocated")
+        return allocate(*parts)
+
+    monkeypatch.setattr(torch_executor, "return_memory", lambda: calls.append("memory given back"))
+    monkeypatch.setattr(torch_executor, "build_storage", build_storage)
+    small = ["model=qwen3_tiny", "executor.device=cpu", "kv.num_blocks=8", "kv.block_size=16"]
+    build_engine(plan_engine(compose_run(small).config))
+    assert calls == ["memory given back", "cache allocated"]

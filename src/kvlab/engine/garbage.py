@@ -1,7 +1,8 @@
-"""Python's garbage collector while requests are served."""
+"""Python's garbage collector while requests are served, and memory that nobody uses."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -48,3 +49,10 @@ def gc_frozen() -> Iterator[None]:
                     gc.collect()
                     _alive = len(gc.get_objects())
                 _alive = _alive or alive
+
+
+def return_memory() -> None:
+    """Give back to the system what is free, which the C library would keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

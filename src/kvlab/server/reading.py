@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from kvlab.confined import Confined, ConfinedError
+from kvlab.engine.garbage import return_memory
 from kvlab.server.bodies import KINDS
 from kvlab.server.errors import ApiError
 
@@ -53,13 +53,5 @@ class LargeBodies:
             return await loop.run_in_executor(self._working, make)
         finally:
             if size > _RETURNED:
-                await loop.run_in_executor(self._working, _return_memory)
-
-
-def _return_memory() -> None:
-    """Give back to the system what is free: a tokenizer takes a hundred bytes for each of a text, and the C library
-    would keep them.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
+                # A tokenizer takes a hundred bytes for each of a text.
+                await loop.run_in_executor(self._working, return_memory)

@@ -15,6 +15,7 @@ from kvlab.config import EngineConfig
 from kvlab.core import TokenLogprobs
 from kvlab.engine.clock import WallClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
+from kvlab.engine.garbage import return_memory
 from kvlab.engine.plan import EnginePlan, Kernels
 from kvlab.engine.ranks import RankedModel, RankedStorage, RankProcesses
 from kvlab.engine.sampler import Sampler
@@ -185,4 +186,6 @@ def build_decoder(plan: EnginePlan, weights: WeightSource | None = None, ranks: 
 
         return TransformersDecoder(plan.model, weights, kernels.attention, kernels.specs, kernels.ops)
     parts = plan.model, weights, kernels.attention, kernels.specs, config.model.max_seq_len, kernels.ops
-    return Decoder(*parts) if ranks is None else SplitDecoder(*parts, ranks)
+    model = Decoder(*parts) if ranks is None else SplitDecoder(*parts, ranks)
+    return_memory()  # what was joined and packed, before a cache takes its place
+    return model
