@@ -140,11 +140,7 @@ Feature: Words in, words out
         | attention      | kv             | pressure      |
         | cpu            | contiguous     | not preempted |
         | cpu            | paged_unshared | preempted     |
-        | sdpa           | contiguous     | not preempted |
         | sdpa           | paged          | preempted     |
         | concat         | paged          | not preempted |
-        | concat         | paged_unshared | preempted     |
-        | online_softmax | contiguous     | not preempted |
         | online_softmax | paged          | preempted     |
         | safe_softmax   | paged_unshared | not preempted |
-        | safe_softmax   | paged          | preempted     |
