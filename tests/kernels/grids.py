@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from itertools import combinations, product
 from typing import Any
 
@@ -60,22 +60,20 @@ def _cases(request: pytest.FixtureRequest, settings: list[list[Case]]) -> list[t
     architecture = getattr(request.node, "callspec", None) and request.node.callspec.params.get("cpu_architecture")
     usual = "all" if architecture == "native" or torch.cuda.is_available() else "pairs"
     whole = list(product(*settings))
-    if os.environ.get("KVLAB_KERNEL_CASES", usual) == "all" or len(settings) == 1:
-        return whole
-    return [
-        tuple(values[at] for values, at in zip(settings, place, strict=True))
-        for place in _with_each_pair(tuple(map(len, settings)))
-    ]
+    return whole if os.environ.get("KVLAB_KERNEL_CASES", usual) == "all" else _with_each_pair(whole)
 
 
-@cache
-def _with_each_pair(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Few of a grid's places, which have each pair of two settings' values: again and again the place with the most
+def _with_each_pair(whole: list[tuple[Case, ...]]) -> list[tuple[Case, ...]]:
+    """Few of a grid's cases, which have each pair of two settings' values: again and again the case with the most
     pairs that no chosen one has.
     """
-    pairs = {place: set(combinations(enumerate(place), 2)) for place in product(*map(range, sizes))}
-    missing, chosen = set().union(*pairs.values()), list[tuple[int, ...]]()
+    values = [sorted((name, str(value)) for setting in case for name, value in setting) for case in whole]
+    if len(values[0]) == 1:
+        return whole
+    pairs = [set(combinations(each, 2)) for each in values]
+    missing, chosen = set().union(*pairs), list[tuple[Case, ...]]()
     while missing:
-        chosen.append(max(pairs, key=lambda place: len(pairs[place] & missing)))
-        missing -= pairs[chosen[-1]]
+        most = max(range(len(whole)), key=lambda at: len(pairs[at] & missing))
+        chosen.append(whole[most])
+        missing -= pairs[most]
     return chosen

@@ -19,13 +19,36 @@ from kvlab.kernels.cpu.cache import keep
 SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
 
 
+#: What compiles fastest.
+SETTINGS = {"KVLAB_CPU_ARCH": "x86-64", "KVLAB_CXXFLAGS": "-O0"}
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and what compiles fastest."""
-    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("KVLAB_CPU_ARCH", "x86-64")
-    monkeypatch.setenv("KVLAB_CXXFLAGS", "-O0")
+    """A cache of its own."""
+    for name, value in {"KVLAB_CACHE": str(tmp_path / "cache"), **SETTINGS}.items():
+        monkeypatch.setenv(name, value)
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the library, compiled once."""
+    folder = tmp_path_factory.mktemp("compiled") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"KVLAB_CACHE": str(folder), **SETTINGS}.items():
+            patch.setenv(name, value)
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+        native.load()
+    return folder
+
+
+@pytest.fixture
+def filled(compiled: Path, cache: Path) -> Path:
+    """The test's own cache, with the library."""
+    shutil.copytree(compiled, cache)
+    return cache
 
 
 @pytest.fixture
@@ -37,30 +60,18 @@ def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return compiler
 
 
-@pytest.fixture
-def needs_compiler() -> None:
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-
-
-@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.slow
-def test_is_compiled_once_and_then_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native.load()
-    built = list(cache.iterdir())
-    assert sorted(path.suffix for path in built) == [".lock", ".sha256", ".so"]
-    native._attempt.cache_clear()
+def test_is_compiled_once_and_then_found(compiled: Path, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(path.suffix for path in compiled.iterdir()) == [".lock", ".sha256", ".so"]
     monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("built again"))
     native.load()
 
 
-@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.slow
 def test_a_library_of_another_system_is_built_again(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native.load()
-    (built,) = cache.glob("*.so")
+    (built,) = filled.glob("*.so")
     (tmp_path / "other").mkdir()
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"intact, and no library here")
@@ -70,14 +81,12 @@ def test_a_library_of_another_system_is_built_again(
     assert (tmp_path / "other" / built.name).stat().st_size > 1000
 
 
-@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.slow
-def test_another_machine_another_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native.load()
+def test_another_machine_another_library(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_cpu", lambda: "another processor")
     native._attempt.cache_clear()
     native.load()
-    assert len(list(cache.glob("*.so"))) == 2
+    assert len(list(filled.glob("*.so"))) == 2
 
 
 def test_without_a_compiler_auto_takes_the_next_and_says_so_once(
@@ -124,7 +133,7 @@ def test_what_it_does_not_compute(spec: AttentionSpec, reason: str) -> None:
         select_backend(spec, "cpu")
 
 
-@pytest.mark.usefixtures("needs_compiler")
+@pytest.mark.usefixtures("filled")
 @pytest.mark.slow
 def test_with_another_interface_auto_takes_the_next_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
