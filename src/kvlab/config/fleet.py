@@ -49,9 +49,7 @@ class ScaleConfig:
     """How many of the replicas serve, by a rule: from `least` to fleet.replicas."""
 
     on: str | None = None  # what decides: queue, kv or rate; null: all serve all the time
-    target: float | None = (
-        None  # of it for each replica: requests that wait, share of its blocks, requests per second
-    )
+    target: float | None = None  # of it for each replica: waiting requests, share of blocks, requests per second
     least: int = 1  # replicas that always serve; the most are fleet.replicas
     warm_up_s: float = 60.0  # from a replica's start until it takes requests; it counts as one that is there
     every_s: float = 15.0  # seconds between two decisions
@@ -100,9 +98,7 @@ class FleetConfig:
     """How many replicas serve a run's requests, which router chooses among them, and what it knows of them."""
 
     replicas: int = 1  # engines of the run's settings, each with devices and memory of its own
-    groups: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # of unequal ones, as [{count:4},{count:2,hardware:l4}]
+    groups: list[dict[str, Any]] = field(default_factory=list)  # unequal ones: [{count:4},{count:2,hardware:l4}]
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
