@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import io
 import json
 import os
 import queue
@@ -63,6 +64,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: where this process hangs in native code
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # at once: this process may be killed
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=read, args=(inbox,), daemon=True).start()
     try:
