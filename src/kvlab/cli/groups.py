@@ -16,6 +16,7 @@ from kvlab.config import HardwareConfig, RunConfig
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.groups import OWN_KEYS, check_setting, differences
 from kvlab.errors import ConfigError
+from kvlab.lab.settings import flatten
 from kvlab.paths import CONF
 
 
@@ -69,10 +70,7 @@ def _engine(run: DictConfig) -> RunConfig:
 
 def _flat(group: dict[str, Any], key: str) -> dict[str, Any]:
     """Dotted keys, however they were written; checked."""
-    flat: dict[str, Any] = {}
-    for name, value in group.items():
-        is_section = isinstance(value, Mapping) and "." not in name
-        flat |= {f"{name}.{inner}": each for inner, each in value.items()} if is_section else {name: value}
+    flat = flatten(group)
     for name, value in flat.items():
         if name in OWN_KEYS or name == "hardware":
             continue

@@ -6,14 +6,15 @@ The file has no tokenizer: prompts are token ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvlab.models.config import DecoderConfig, TransformersConfig
+from kvlab.attention.registry import select_backend
+from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs
+from kvlab.models.decoder import Decoder
 from kvlab.models.gguf_config import ARCHITECTURES, ROPE_FACTORS
 from kvlab.models.gguf_model import stored_name
 from kvlab.models.rope import inverse_frequencies
@@ -46,29 +47,25 @@ def misfit(config: DecoderConfig, stored: str) -> str | None:
     return None
 
 
-def tensor_shapes(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+class _Taken(WeightSource):
+    """Tensors without numbers, and what was taken."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        self.shapes[name] = shape
+        return torch.empty(shape, device="meta")
+
+    def finish(self) -> None:
+        """All were taken."""
+
+
+def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """The tensors of such a decoder, in the order in which `Decoder` takes them: random ones depend on it."""
-    hidden, wide, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-    projections = {"q": queries, "k": keys, "v": keys}
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        name = f"model.layers.{layer}"
-        yield f"{name}.input_layernorm.weight", (hidden,)
-        yield from ((f"{name}.self_attn.{x}_proj.weight", (size, hidden)) for x, size in projections.items())
-        if config.qkv_bias:
-            yield from ((f"{name}.self_attn.{x}_proj.bias", (size,)) for x, size in projections.items())
-        yield f"{name}.self_attn.o_proj.weight", (hidden, queries)
-        if config.output_bias:
-            yield f"{name}.self_attn.o_proj.bias", (hidden,)
-        if config.qk_norm:
-            yield from ((f"{name}.self_attn.{x}_norm.weight", (dim,)) for x in ("q", "k"))
-        yield f"{name}.post_attention_layernorm.weight", (hidden,)
-        yield from ((f"{name}.mlp.{x}_proj.weight", (wide, hidden)) for x in ("gate", "up"))
-        yield f"{name}.mlp.down_proj.weight", (hidden, wide)
-    yield "model.norm.weight", (hidden,)
-    if not config.tie_word_embeddings:
-        yield "lm_head.weight", (config.vocab_size, hidden)
+    taken, specs = _Taken(), attention_specs(config, "float32", "cpu")
+    Decoder(config, taken, select_backend(specs), specs, 1)
+    return taken.shapes
 
 
 def write_gguf(config: DecoderConfig, weights: WeightSource, path: Path, stored: str) -> None:
@@ -78,7 +75,7 @@ def write_gguf(config: DecoderConfig, weights: WeightSource, path: Path, stored:
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-    writer, tensors = GGUFWriter(path, config.family), dict(tensor_shapes(config))
+    writer, tensors = GGUFWriter(path, config.family), tensor_shapes(config)
     kinds = {name: stored if len(shape) > 1 else "F32" for name, shape in tensors.items()}
     factors = _describe(writer, config)
     for name, shape in tensors.items():
