@@ -34,8 +34,9 @@ def program(requirement: str, *, torch: bool = False, timeout_s: float = 900) ->
         if (place / "made").exists():
             return bin / name
         shutil.rmtree(place, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        pip: list[str | Path] = [bin / "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", bin / "python", "install"]
+        pip += ["--quiet", "--disable-pip-version-check", "--no-compile"]  # most of it is never imported
         uv: list[str | Path] = [bin / "uv", "pip", "install", "--quiet", "--python", bin / "python"]
         own = [f"torch=={version('torch').partition('+')[0]}"] if torch else []
         by_uv = not torch and not _fails([*pip, "uv"], timeout_s) and not _fails([*uv, requirement], timeout_s)
