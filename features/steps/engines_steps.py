@@ -63,6 +63,7 @@ def tokens_of_process(commands: list[Command], in_process: Command) -> None:
     assert [row["prompt_tokens"] for row in found] == [row["prompt_tokens"] for row in own]
     assert [row["output_token_ids"] for row in found] == [row["output_token_ids"] for row in own]
     assert commands[-1].summary["workload_digest"] == in_process.summary["workload_digest"]
+    assert commands[-1].summary["metrics"]["latency/ttft_ms_p50"] > 0
 
 
 @then(parsers.parse('its metric "{name}" is that of the run in process'))

@@ -137,24 +137,6 @@ class TestRun:
         assert summary["config"]["plugins"] == ["theirs"]
         assert summary["attention"] == "textbook"
 
-    def test_every_job_of_a_sweep_in_other_processes_loads_them(self, outside: Path) -> None:
-        ended = command(
-            outside,
-            "run",
-            "-m",
-            "hydra/launcher=joblib",
-            "hydra.launcher.n_jobs=2",
-            "plugins=[theirs]",
-            *TINY,
-            "workload.num_requests=2",
-            "scheduler.order=last_come,fcfs",
-            "hydra.sweep.dir=out",
-        )
-        assert ended.code == 0, ended.output
-        found = [json.loads(file.read_text()) for file in sorted((outside / "out").glob("*/summary.json"))]
-        assert [summary["status"] for summary in found] == ["finished"] * 2
-        assert {summary["config"]["scheduler.order"] for summary in found} == {"last_come", "fcfs"}
-
     def test_help_lists_them(self, outside: Path) -> None:
         page = command(outside, "run", "plugins=[theirs]", "--help").output
         for line in (

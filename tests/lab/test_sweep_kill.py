@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support import killer
-from tests.support.commands import TIMEOUT_S, Lab
+from tests.support.commands import TIMEOUT_S, Lab, kvlab_run
 from tests.support.forked import Forked
 
+ORDER = """
+from kvlab.engine.scheduler.orders import ORDERS, Order
+
+
+@ORDERS.register("last_come")
+class LastCome(Order):
+    def rank(self, sequence):
+        return -sequence.request.arrival_s
+"""
 SIX = ["-m", "kv.num_blocks=34,35,36", "scheduler.max_batch_size=1,2"]
 
 
@@ -63,20 +74,25 @@ def test_four_sweeps_started_at_once_on_a_fresh_store_all_finish(tmp_path: Path)
     ],
     ids=["joblib", "submitit"],
 )
-def test_points_run_in_other_processes_belong_to_one_sweep(
+def test_points_run_in_other_processes_load_plugins_and_belong_to_one_sweep(
     tmp_path: Path, launcher: list[str], module: str
 ) -> None:
     pytest.importorskip(f"hydra_plugins.{module}")
+    (tmp_path / "theirs.py").write_text(ORDER)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
     lab = Lab(tmp_path)
     # One does not fit, which is a result in any process.
-    ended = lab.apart("-m", "kv.num_blocks=1,8", *launcher)
-    assert ended.code == 0, ended.output
-    assert "2 jobs" in ended.output
-    assert "1 finished, 1 did not fit in memory" in ended.output
-    assert re.search(r"best so far throughput/output_tokens_per_s = .* \(kv.num_blocks=8\)", ended.output)
+    points = ["-m", "kv.num_blocks=1,8", "plugins=[theirs]", "scheduler.order=last_come", *launcher]
+    sweep = Forked(kvlab_run, lab.arguments(*points), tmp_path, PYTHONPATH=path)
+    output = sweep.finish(TIMEOUT_S)
+    assert sweep.returncode == 0, output
+    assert "2 jobs" in output
+    assert "1 finished, 1 did not fit in memory" in output
+    assert re.search(r"best so far throughput/output_tokens_per_s = .* \(kv.num_blocks=8\)", output)
     (parent,) = lab.parents()
     assert parent.state == "FINISHED"
     children = lab.children()
     assert {run.tags["mlflow.parentRunId"] for run in children} == {parent.run_id}
     assert sorted(run.tags["kvlab.status"] for run in children) == ["finished", "out_of_memory"]
+    assert [run.params["scheduler.order"] for run in children] == ["last_come"] * 2
     assert len({run.tags["kvlab.process"] for run in children} - {parent.tags["kvlab.process"]}) >= 1

@@ -15,7 +15,7 @@ import pytest
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.tracking import RunStatus, open_store, start_run
-from tests.support.commands import Lab
+from tests.support.commands import TIMEOUT_S, Lab
 from tests.support.postgres import PASSWORD, binaries, free_port, postgres
 
 BIN = binaries()
@@ -69,8 +69,7 @@ def mlflow_server(backend, artifacts):
         server.wait(60)
 
 
-def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+def test_a_run_and_sweeps_at_once_on_a_server_with_postgresql(database, tmp_path):
     from mlflow.tracking import MlflowClient
 
     with mlflow_server(database.create("served").replace("://", "+psycopg2://"), tmp_path / "files") as uri:
@@ -79,16 +78,17 @@ def test_a_run_and_a_parallel_sweep_on_a_server_with_postgresql(database, tmp_pa
         done = lab.here("tracking.timeout_s=120", directory="one")
         assert done.code == 0, done.output
         assert f"{uri}/#/experiments/" in done.output
-        sweep = ["kv.num_blocks=64,128", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-        done = lab.apart("-m", "tracking.timeout_s=120", *sweep, directory="many")
-        assert done.code == 0, done.output
+        blocks = ("64", "128")
+        sweeps = [lab.start("-m", "tracking.timeout_s=120", f"kv.num_blocks={n}", directory=n) for n in blocks]
+        outputs = [sweep.finish(TIMEOUT_S) for sweep in sweeps]
+        assert [sweep.returncode for sweep in sweeps] == [0, 0], "\n".join(outputs)
 
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name("kvlab").experiment_id
         runs = client.search_runs([experiment])
-        assert [run.info.status for run in runs] == ["FINISHED"] * 4
+        assert [run.info.status for run in runs] == ["FINISHED"] * 5
         children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
-        assert {run.data.params["kv.num_blocks"] for run in children} == {"64", "128"}
+        assert {run.data.params["kv.num_blocks"] for run in children} == set(blocks)
         single = json.loads((tmp_path / "one" / "summary.json").read_text())
         run = client.get_run(single["run_id"])
         finals = {name: value for name, value in run.data.metrics.items() if not name.startswith("series/")}

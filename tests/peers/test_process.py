@@ -21,7 +21,6 @@ from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.results.records import read_run
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import plan_peer
 from kvlab.models.families import decoder_config
@@ -29,8 +28,6 @@ from kvlab.peers import process
 from kvlab.peers.engines.base import Assignment
 from kvlab.peers.process import ProcessEngine
 from kvlab.peers.process_settings import Program
-from tests.support.runs import run_small
-from tests.support.words import write_checkpoint
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "scripted_program.py")
 
@@ -242,22 +239,3 @@ def test_settings_that_it_does_not_have(settings: list[str], said: str) -> None:
 def test_sampling_that_transformers_does_not_have() -> None:
     with pytest.raises(ConfigError, match="engine=transformers_static is greedy alone"):
         plan_peer(compose_run(["engine=transformers_static", "workload.temperature=1"]).config)
-
-
-@pytest.mark.slow
-def test_transformers_gives_the_tokens_of_kvlab(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "model")
-    lengths = ["workload.output_len={min: 2, max: 9}", "workload.prompt_len={min: 4, max: 30}"]
-    shared = ["model=checkpoint", f"model.path={checkpoint}", "executor.dtype=float32", "kv.memory=4MiB"]
-    tokens: dict[str, list[tuple[int, ...]]] = {}
-    for engine in ("kvlab", "transformers_static", "transformers_continuous"):
-        folder = tmp_path / engine
-        result = run_small(folder, *shared, *lengths, f"engine={engine}", "workload.num_requests=5")
-        assert result.status == "finished"
-        found = read_run(folder)
-        tokens[engine] = [record.output_token_ids for record in found.requests()]
-        assert found.metrics["latency/ttft_ms_p50"] > 0
-        if engine == "transformers_continuous":
-            assert found.metrics["capacity/kv_bytes"] == 4 * 2**20
-    assert tokens["transformers_static"] == tokens["transformers_continuous"] == tokens["kvlab"]
-    assert len({len(each) for each in tokens["kvlab"]}) > 1
