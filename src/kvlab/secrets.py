@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import lru_cache
 from typing import Any, TextIO, cast
 from urllib.parse import quote, unquote
 
@@ -56,9 +57,9 @@ def taken_from_environment() -> frozenset[str]:
 
 def redact(text: str, *addresses: str) -> str:
     """The text without credentials of URLs, secrets of the environment and those of these addresses."""
-    hidden = _values_of_environment()
+    hidden = _values_of_environment(tuple(os.environ.items()), frozenset(_taken))
     for address in addresses:
-        hidden |= _secrets_of(address) | {address: redact(address)}
+        hidden = hidden | _secrets_of(address) | {address: redact(address)}
     found = [value for value in hidden if len(value) >= _LEAST or value.endswith("@")]
     if found:
         longest_first = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
@@ -131,14 +132,15 @@ class _Redacting:
         return getattr(self._stream, name)
 
 
-def _values_of_environment() -> dict[str, str]:
+@lru_cache(maxsize=1)  # every line that is printed asks
+def _values_of_environment(environment: tuple[tuple[str, str], ...], taken: frozenset[str]) -> dict[str, str]:
     """Values of the environment that must not be shown, and what is shown instead."""
     hidden: dict[str, str] = {}
     public = f"{os.path.expanduser('~')}\n{os.environ.get('PWD', '')}"  # paths show HOME and USER anyway
-    for name, value in os.environ.items():
+    for name, value in environment:
         if "://" in value:
             hidden |= _secrets_of(value)
-        if name in _taken and value not in public:
+        if name in taken and value not in public:
             hidden[value] = f"${{oc.env:{name}}}"
         elif _VARIABLE.search(name):
             hidden |= dict.fromkeys([value, *value.splitlines()], HIDDEN)

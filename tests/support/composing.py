@@ -12,9 +12,11 @@ from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
+from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
 
 from kvlab.paths import CONF
 
@@ -25,6 +27,7 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
     """From here on the files in conf/ are read once, and each choice of them is listed and merged once."""
     Plugins.instance()  # which loads the classes of sources anew
     source = SourcesRegistry.instance().resolve("file")
+    mode, copy_parts = Hydra.get_mode, DictConfig.__deepcopy__
     merge, read = ConfigLoaderImpl._compose_config_from_defaults_list, source.load_config
     lists: dict[Any, DefaultsList] = {}
     merged: dict[int, bytes | None] = {}  # of the lists above
@@ -60,10 +63,24 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
             files[config_path] = pickle.dumps(read(self, config_path))
         return pickle.loads(files[config_path])
 
+    def known_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        # It composes all to read one setting. Of kvlab's own settings, only these make a run a sweep.
+        own = {source.full_path() for source in self.config_loader.get_sources()} <= _OWN
+        keys = {text.partition("=")[0].strip("+~") for text in overrides}
+        asked = keys & {"repeats", "sweep", "experiment", "hydra.mode", "hydra"}
+        return mode(self, config_name, overrides) if asked or not own else None
+
+    def copy_quickly(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+        # Half of the time; a part of a configuration would take along the whole.
+        whole = self._get_parent() is None
+        return pickle.loads(pickle.dumps(self)) if whole else copy_parts(self, memo)
+
     def share_sources(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
         # A deep copy takes along all that was ever registered. Only the list of sources changes, which is set anew.
         self.delegate, self.cache = copy(delegate), {}
 
+    patch.setattr(Hydra, "get_mode", known_mode)
+    patch.setattr(DictConfig, "__deepcopy__", copy_quickly)
     patch.setattr(CachingConfigRepository, "__init__", share_sources)
     patch.setattr(config_loader_impl, "create_defaults_list", list_once)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)

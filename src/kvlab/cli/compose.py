@@ -172,10 +172,12 @@ def _check_keys(node: DictConfig, prefix: str = "") -> None:
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
-    """A copy of what Hydra composed without Hydra's own settings."""
+    """What Hydra composed without Hydra's own settings: a copy, if it has them."""
+    if "hydra" not in composed:
+        return composed
     run = deepcopy(composed)
     with read_write(run), open_dict(run):
-        run.pop("hydra", None)
+        run.pop("hydra")
     return run
 
 
