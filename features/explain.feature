@@ -7,7 +7,7 @@ Feature: Why did my request take so long
     @R27.5
     Scenario: All requests of a simulated run, and the slowest
       Given a run of "executor=simulated hardware=h100_sxm executor.timing=roofline kv.num_blocks=8 model.max_seq_len=128 workload.num_requests=9 workload.arrival=burst"
-      When I explain it with "slowest=3"
+      When I explain it with "slowest=3" and a picture
       Then the command succeeds
       And the message says "9 requests on simulated h100_sxm"
       And the message says "waited: too few blocks were free"
@@ -119,7 +119,7 @@ Feature: Why did my request take so long
     @R27.12
     Scenario: The slowest requests of a recorded trace
       Given a trace of 12 requests that a server recorded
-      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b slowest=10"
+      When I explain the trace with "executor=simulated hardware=h100_sxm executor.timing=roofline model=llama3_1_8b slowest=10" and a picture
       Then the command succeeds
       And the message says "the simulation takes"
       And the message says "finds 176 tokens in the prefix cache where the server said 176"

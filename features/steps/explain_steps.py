@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def recorded_trace(tmp_path: Path, count: str, whom: str) -> None:
     write_trace(tmp_path / "trace.jsonl", Header(source="record"), requests)
 
 
-@when(parsers.parse('I explain the trace with "{text}"'))
-def explain_trace(commands: list[Command], tmp_path: Path, text: str) -> None:
+@when(parsers.re('I explain the trace with "(?P<text>[^"]*)"(?P<drawn> and a picture)?$'))
+def explain_trace(commands: list[Command], tmp_path: Path, text: str, drawn: str | None) -> None:
     named = [f"trace={tmp_path}/trace.jsonl", *text.split()]
-    commands.append(call(explain.main, f"figure={tmp_path}/explained.png", *named))
+    commands.append(call(explain.main, f"figure={f'{tmp_path}/explained.png' if drawn else 'null'}", *named))
     if commands[-1].code == 0:
         commands[-1].output += call(explain.main, "figure=null", *named, "--json").output
 
@@ -75,18 +76,17 @@ def trace_terms_sum(commands: list[Command], tmp_path: Path, count: int) -> None
     assert (tmp_path / "explained.png").stat().st_size > 5000
 
 
-@when(parsers.parse('I explain it with "{text}"'))
-def explain_it(commands: list[Command], explained_run: Command, tmp_path: Path, text: str) -> None:
-    commands.append(_explain(explained_run, tmp_path, text))
+@when(parsers.re('I explain it with "(?P<text>[^"]*)"(?P<drawn> and a picture)?$'))
+def explain_it(
+    commands: list[Command], explained_run: Command, tmp_path: Path, text: str, drawn: str | None
+) -> None:
+    figure = f"figure={f'{tmp_path}/explained.png' if drawn else 'null'}"  # which takes half a second
+    commands.append(call(explain.main, f"run={explained_run.directory}", figure, *text.split()))
 
 
-def _explain(run: Command, folder: Path, text: str) -> Command:
-    figure = [] if "figure=" in text else [f"figure={folder}/explained.png"]
-    return call(explain.main, f"run={run.directory}", *figure, *text.split())
-
-
-def figures_of(run: Command, folder: Path, text: str) -> dict[str, Any]:
-    output = _explain(run, folder, f"{text} --json figure=null").output
+@cache
+def figures_of(directory: Path, text: str) -> dict[str, Any]:
+    output = call(explain.main, f"run={directory}", "--json", "figure=null", *text.split()).output
     found: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
     return found
 
@@ -103,7 +103,7 @@ def slowest_are_named(commands: list[Command], explained_run: Command, tmp_path:
 @then(parsers.parse("the terms of {name} sum to its time in the run, and those to its first token to that"))
 def terms_sum(commands: list[Command], explained_run: Command, tmp_path: Path, name: str) -> None:
     row = next(row for row in explained_run.rows("requests.parquet") if row["request_id"] == name)
-    (found, *_) = figures_of(explained_run, tmp_path, f"request={name} changes=false")["requests"]
+    (found, *_) = figures_of(explained_run.directory, f"request={name} changes=false")["requests"]
     assert sum(found["terms_ms"].values()) == pytest.approx(row["e2el_ms"], abs=1e-6)
     assert f"first token after {row['ttft_ms']:,.1f} ms" in commands[-1].output
 
@@ -111,7 +111,7 @@ def terms_sum(commands: list[Command], explained_run: Command, tmp_path: Path, n
 @then("what became of its prompt's tokens sums to its length")
 def prompt_sums(explained_run: Command, tmp_path: Path) -> None:
     row = next(row for row in explained_run.rows("requests.parquet") if row["request_id"] == "r3")
-    (found, *_) = figures_of(explained_run, tmp_path, "request=r3 changes=false")["requests"]
+    (found, *_) = figures_of(explained_run.directory, "request=r3 changes=false")["requests"]
     assert sum(found["prompt_tokens"].values()) == row["prompt_tokens"]
     assert found["prompt_tokens"].get("found", 0) == row["cached_tokens"]
 
@@ -124,7 +124,7 @@ def counted_as_explained(explained_run: Command, tmp_path: Path, some: str) -> N
         for name, value in metrics.items()
         if name.startswith("prompt/")
     }
-    explained = figures_of(explained_run, tmp_path, "")["prompt_tokens"]
+    explained = figures_of(explained_run.directory, "")["prompt_tokens"]
     assert {name: value for name, value in counted.items() if value} == explained
     assert explained[some]
 
@@ -138,7 +138,7 @@ def simulated_unless_far_off(commands: list[Command], change: str) -> None:
 
 @then(parsers.parse('with it {name} took what it takes in a run with "{setting}"'))
 def change_is_a_run(lab: Runner, explained_run: Command, tmp_path: Path, name: str, setting: str) -> None:
-    changes = figures_of(explained_run, tmp_path, f"request={name}")["changes"]
+    changes = figures_of(explained_run.directory, f"request={name}")["changes"]
     (change,) = [each for each in changes if each["settings"] == setting]
     config = explained_run.summary["config"]
     again = lab.run(

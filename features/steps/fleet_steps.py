@@ -25,7 +25,7 @@ def has_groups(commands: list[Command], groups: str) -> None:
 
 @then("its ways and their scores are those of the run's routes.parquet")
 def same_routes(explained_run: Command, tmp_path: Path) -> None:
-    (found, *_) = figures_of(explained_run, tmp_path, "request=r3 changes=false")["requests"]
+    (found, *_) = figures_of(explained_run.directory, "request=r3 changes=false")["requests"]
     rows = [row for row in explained_run.rows("routes.parquet") if row["request_id"] == "r3"]
     names = ("at_s", "replica", "stage", "scores")
     assert [[hop[name] for name in names] for hop in found["sent"]] == [
