@@ -228,9 +228,14 @@ class TestEveryWrite:
     def test_every_write_may_fail(self, lab: Lab) -> None:
         with disk(lab.base / "whole") as faults:
             assert lab.here(*TWO, directory="whole").code == 0
+        points = set[Path]()
         for number, path in enumerate(faults.asked):
             if path.is_relative_to(lab.base / "whole" / "1"):  # as those of the first point
                 continue
+            if path.is_relative_to(lab.base / "whole" / "0"):  # tests/lab/test_disk.py has all of a run's
+                if path in points:
+                    continue
+                points.add(path)
             with disk(lab.base / "out", number):  # the same folder each time, so that it is composed once
                 ended = lab.here(*TWO)
             is_told(ended)

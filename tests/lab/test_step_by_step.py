@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,9 +19,8 @@ from experiments.paged_attention_step_by_step.run import (
 )
 from experiments.paged_attention_step_by_step.words import SLOTS, speak
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.models.gguf import GgufFile
 from kvlab.plugins import _loaded
-from tests.support.published import smollm2_file
+from tests.support.published import dequantised_once, smollm2_file
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "experiments.paged_attention_step_by_step.ragged"
@@ -74,20 +72,13 @@ def test_the_file_to_read_is_short(version: Version) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_plugin_stays")
-def test_a_published_model_answers_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_model_answers_in_the_same_words() -> None:
     smollm2_file()
-    threads, read = torch.get_num_threads(), GgufFile.read
-    kept: dict[str, Any] = {}  # each tensor is dequantised once for all versions
-
-    def read_once(file: GgufFile, name: str) -> Any:
-        if name not in kept:
-            kept[name] = read(file, name)
-        return kept[name]
-
-    monkeypatch.setattr(GgufFile, "read", read_once)
+    threads = torch.get_num_threads()
     versions = [version for version in (SLOTS, *VERSIONS) if version.name in ("slots", "v1", "v3", "v4")]
     try:
-        spoken = speak("model=smollm2_135m", "kv.memory=128MiB", tokens=5, versions=versions)
+        with dequantised_once():
+            spoken = speak("model=smollm2_135m", "kv.memory=128MiB", tokens=5, versions=versions)
     finally:
         torch.set_num_threads(threads)
     assert {said.texts for said in spoken.values()} == {("The capital of France is", "The journey takes 1")}

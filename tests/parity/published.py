@@ -23,7 +23,7 @@ from kvlab.errors import BackendError
 from kvlab.lab.run.drive import drive
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
-from tests.support.published import smollm2_file
+from tests.support.published import dequantised_once, smollm2_file
 
 FILE = Path(__file__).with_name("published_tokens.json")
 PROMPTS, TOKENS = 32, 64
@@ -72,7 +72,8 @@ def margin(model: Any, prompt: list[int], tokens: list[int]) -> float:
 def served(prompts: list[list[int]], *overrides: str, tokens: int = TOKENS) -> tuple[list[list[int]], EngineStats]:
     """The greedy tokens that kvlab gives these prompts, all at once, past any end of sequence."""
     config = compose_run(["model=smollm2_135m", "executor=cpu", *SETTINGS, *overrides]).config
-    engine = build_engine(plan_engine(config))
+    with dequantised_once():
+        engine = build_engine(plan_engine(config))
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     asked = [Request(f"r{index}", tuple(prompt), sampling) for index, prompt in enumerate(prompts)]
     log = drive(engine, asked)
