@@ -39,7 +39,7 @@ def test_choice_composes(choice: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_value_of_an_experiment_or_sweep_composes(name: str) -> None:
-    """As it is; test_sweep_files.py runs every point, in small."""
+    """As it is; test_sweep_files.py runs them in small."""
     values = swept_values(name)
     for number in range(max(map(len, values), default=1)):
         compose_run(name, *[each[number % len(each)] for each in values])

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from kvlab.registry import registry
 from tests.support.commands import Lab
-from tests.support.swept import SWEEPS, points_of, swept_values
+from tests.support.swept import SWEEPS, smaller_grid, swept_values
 
 SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
-#: Where the memory for K and V is given, the tiny model would have millions of blocks, which each run audits.
-LESS_MEMORY = {"experiment=contiguous_vs_paged_h100": ["kv.memory=64MiB"]}
+LESS = {
+    # Where the memory for K and V is given, the tiny model would have millions of blocks, which each run audits.
+    "experiment=contiguous_vs_paged_h100": ["kv.memory=64MiB"],
+    "sweep=routers": ["fleet.replicas=2"],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_it_runs_in_small(name: str, tmp_path: Path) -> None:
-    ended = Lab(tmp_path).here(name, *SMALL, *LESS_MEMORY.get(name, []), "tracking=off")
+    whole = swept_values(name)
+    values = smaller_grid(whole)
+    ends = [",".join(each).replace(f",{each[0].partition('=')[0]}=", ",") for each in values if each not in whole]
+    ended = Lab(tmp_path).here(name, *ends, *SMALL, *LESS.get(name, []), "tracking=off")
     assert ended.code == 0, ended.output
     summaries = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("summary.json")]
     # The tiny model takes the place of models that are swept.
-    points = {tuple(value for value in point if not value.startswith("model=")) for point in points_of(name)}
+    points = {tuple(value for value in point if not value.startswith("model=")) for point in product(*values)}
     assert len(summaries) == len(points)
     for summary in summaries:
         assert (summary["status"], summary["error"]) == ("finished", None)

@@ -193,43 +193,6 @@ def test_mlflow_is_imported_only_when_a_run_starts():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_processes_may_start_on_a_fresh_store_at_once(tmp_path):
-    code = """
-import sys, pathlib
-from kvlab.config import TrackingConfig
-from kvlab.lab.tracking import RunStatus, start_run
-import mlflow.tracking  # so that all get to the store together
-print("ready", flush=True)
-sys.stdin.readline()
-root = pathlib.Path(sys.argv[1])
-tracker = start_run(TrackingConfig(), root=root, run_name="a", params={"a": 1}, tags={})
-tracker.finish(RunStatus.FINISHED)
-print(tracker.run_id)
-"""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    said = [process.communicate(timeout=400) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    assert len({out for out, _ in said}) == 2
-    assert [err for _, err in said] == ["", ""]  # MLflow announces each step of making a store
-
-
 def test_names_that_mlflow_refuses(root, client):
     tracker = start(root)
     with pytest.raises(TrackingError, match="kv/50%"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -14,9 +12,11 @@ SWEEPS = sorted(
 )
 
 
-def points_of(name: str) -> list[tuple[str, ...]]:
-    """The overrides of each point of a file."""
-    return list(itertools.product(*swept_values(name)))
+def smaller_grid(values: list[list[str]]) -> list[list[str]]:
+    """Of several settings with three values or more, those that are numbers have their least and their largest."""
+    if sum(len(each) > 2 for each in values) < 2:
+        return values
+    return [each if not each[0].rpartition("=")[2].isdecimal() else [each[0], each[-1]] for each in values]
 
 
 def swept_values(name: str) -> list[list[str]]:
