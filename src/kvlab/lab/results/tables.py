@@ -79,9 +79,9 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int) -> Table:
     table = new_table()
     room = width - _width("", ended)
     for label, cells in columns.items():
-        most = max(len(label), _WIDEST)
-        table.add_column(label, overflow="fold", min_width=len(label) if keys else None, max_width=most)
-        room -= min(_width(label, cells), _width("", ["x" * most]))
+        own = max(len(label), min(_WIDEST, max(map(cell_len, cells))))
+        table.add_column(label, overflow="fold", width=own)
+        room -= own + len(" | ")
     left_out = []
     for entry in CATALOGUE.values():
         if not entry.column or not any(point["metrics"].get(entry.name) for point in points):
