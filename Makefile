@@ -40,7 +40,7 @@ endef
 
 # What runs need takes a quarter of the time that all of it takes.
 $(RUNS): pyproject.toml setup.py constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV) # older pips resolve for minutes
 	$(call install,.[silicon])
 	$(compile)
 	touch $@

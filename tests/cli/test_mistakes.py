@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import kvlab.cli.explain
+import kvlab.cli.roofline
 import kvlab.cli.run
 from kvlab.cli.compose import compose_run
 from kvlab.errors import ConfigError
@@ -91,3 +94,12 @@ def test_where_results_cannot_go(settings: list[str], sentence: str, tmp_path: P
     assert ended.code == 2
     assert sentence.format(file=file) in ended.output
     assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize("main", [kvlab.cli.explain.main, kvlab.cli.roofline.main], ids=["explain", "roofline"])
+def test_a_word_alone_is_a_run(main: Callable[[], None]) -> None:
+    ended = call(main, "nowhere")
+    assert ended.code == 2
+    assert ended.output.startswith(
+        "error: run=nowhere: is no output directory with a summary.json, nor the id of a "
+    )

@@ -34,3 +34,9 @@ def test_a_port_that_is_none_is_named(store: str, port: str) -> None:
     ended = call(kvlab.cli.ui.main, store, f"--port={port}")
     assert ended.code == 2
     assert f"error: --port={port}: cannot be listened on (a port is from 0 to 65535)" in ended.output
+
+
+def test_a_folder_is_no_store(store: str, tmp_path: Path) -> None:
+    ended = call(kvlab.cli.ui.main, str(tmp_path))
+    assert ended.code == 2
+    assert ended.output == f"error: {tmp_path}: is no address of a store; give one as sqlite:///mlflow.db\n"

@@ -226,6 +226,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
         (["-m", "hydra/sweeper=basic", "kv.num_blocks=8,9"], "hydra/sweeper=basic: a sweep needs kvlab's own"),
         (["-m", "hydra/launcher=joblib", "kv.num_blocks=8,9"], "pip install 'hydra-joblib-launcher"),
         (["-m", "hydra/launcher=submitit_slurm", "kv.num_blocks=8,9"], "pip install 'hydra-submitit-launcher"),
+        (["-m", "hydra/launcher=ray", "kv.num_blocks=8,9"], "pip install 'ray"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(

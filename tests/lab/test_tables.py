@@ -10,6 +10,7 @@ import pytest
 from rich.console import RenderableType
 
 from kvlab.cli.compose import compose_run
+from kvlab.lab.results.catalogue import CATALOGUE
 from kvlab.lab.results.tables import comparison_table, config_tree, memory_sentence, points_table
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.terminal import Terminal
@@ -121,10 +122,21 @@ def test_points_of_a_sweep_are_rows_with_their_settings() -> None:
         {"name": str(size), "settings": {"kv.block_size": str(size)}, "status": status, "metrics": BLOCKS}
         for size, status in ((8, "finished"), (16, "out_of_memory"))
     ]
-    text = printed(points_table(points), width=200)
-    assert cells(text, "16") == ["128.0 MiB", "48", "190.0", "300", "-", "-", "-", "-", "out of memory"]
-    named = printed(points_table([{"name": "alone", "status": "finished", "metrics": {}}]), width=200)
-    assert cells(named, "alone")[0] == "-"
+    text = printed(points_table(points, 200), width=200)
+    assert cells(text, "16") == ["128.0 MiB", "48", "190.0", "300", "out of memory"]
+    named = printed(points_table([{"name": "alone", "status": "failed", "metrics": {}}], 200), width=200)
+    assert cells(named, "alone")[0] == "failed"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_table_of_points_has_no_more_columns_than_have_room(width: int) -> None:
+    metrics = {entry.name: 123456.0 for entry in CATALOGUE.values() if entry.column}
+    text = printed(points_table([{"name": "alone", "status": "finished", "metrics": metrics}], width), width=width)
+    assert "…" not in text
+    (row,) = (line for line in text.splitlines() if "alone" in line)
+    left_out = " ".join(text.partition("characters: ")[2].split()).split("; ")
+    assert left_out[-1] == "computed twice, %"
+    assert row.count("│") + len(left_out) == len(metrics)
 
 
 def test_service_levels_are_shown_where_a_run_has_them() -> None:
@@ -134,8 +146,8 @@ def test_service_levels_are_shown_where_a_run_has_them() -> None:
     assert "attainment, per token" not in text
     assert "service levels" not in printed(comparison_table([("free", BLOCKS)]))
     points = [{"name": "a", "status": "finished", "metrics": found} for found in (BLOCKS, limited)]
-    assert "goodput" in printed(points_table(points), width=220)
-    assert "goodput" not in printed(points_table(points[:1]), width=220)
+    assert "goodput" in printed(points_table(points, 220), width=220)
+    assert "goodput" not in printed(points_table(points[:1], 220), width=220)
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]", "a[b]c", "[link=x]"])
@@ -144,8 +156,8 @@ def test_names_that_look_like_markup_are_printed_as_they_are(name: str) -> None:
     for shown in (
         comparison_table([(name, SLOTS)]),
         comparison_table([(name, SLOTS), (name, BLOCKS)]),
-        points_table([settings]),
-        points_table([{"name": name, "status": "finished", "metrics": {}}]),
+        points_table([settings], 200),
+        points_table([{"name": name, "status": "finished", "metrics": {}}], 200),
         config_tree({"run_name": name, "kv": {"backend": name}, "tags": {"x": name}}, {"kv": name}),
     ):
         assert name in printed(shown, width=200)

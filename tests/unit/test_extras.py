@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 EXTRAS = PROJECT["optional-dependencies"]
 
 
-@pytest.mark.parametrize("extra", ["joblib", "slurm", "silicon", "postgres", "otel", "events"])
+@pytest.mark.parametrize("extra", ["joblib", "slurm", "ray", "silicon", "postgres", "otel", "events"])
 def test_by_the_names_that_an_index_has(extra: str) -> None:
     command = install_command(extra)
     assert command.startswith("pip install ")

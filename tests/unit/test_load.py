@@ -63,3 +63,15 @@ def test_an_engine_that_has_room_for_all_is_not_overloaded() -> None:
 @pytest.mark.parametrize("ends", [[], [1.0, 2.0, 2.5]])
 def test_all_at_once_or_nothing_is_no_offered_load(ends: list[float]) -> None:
     assert offered_load([record(number, 0.0, end) for number, end in enumerate(ends)]) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_engine_that_fills_its_batch_is_not_overloaded(seed: int) -> None:
+    """A hundred requests within three seconds, each of which takes one, and longer as the batch grows."""
+    chance, when, records = random.Random(seed), 0.0, []
+    for number in range(100):
+        when += chance.expovariate(33.0)
+        records.append(record(number, when, when + 1.1 + 0.002 * number, when))
+    found = offered_load(records)
+    assert found is not None
+    assert not found.is_overloaded

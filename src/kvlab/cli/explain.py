@@ -1,8 +1,8 @@
 """kvlab explain: why a run's requests took as long as they did, and what would have helped.
 
-kvlab explain run=outputs/2026-01-01/12-00-00.000000
-kvlab explain run=outputs/2026-01-01/12-00-00.000000 slowest=10
-kvlab explain run=outputs/2026-01-01/12-00-00.000000 request=r399
+kvlab explain outputs/2026-01-01/12-00-00.000000
+kvlab explain outputs/2026-01-01/12-00-00.000000 slowest=10
+kvlab explain outputs/2026-01-01/12-00-00.000000 request=r399
 kvlab explain trace=monday.jsonl executor=simulated hardware=h100_sxm model=llama3_1_8b slowest=10
 
 The run is served once more, step by step: a simulated run as it was, a run that computed its steps with the times
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.cli.settings import command, setting, unknown_setting
+from kvlab.cli.settings import bare_words, command, setting, unknown_setting
 from kvlab.config.values import at_least, picture_name
 from kvlab.errors import ConfigError
 
@@ -85,7 +85,7 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
     from kvlab.lab.results.records import read_run
 
     if settings.run is None:
-        raise ConfigError("run", None, "name a run, or trace=FILE: kvlab explain run=outputs/... request=r3")
+        raise ConfigError("run", None, "name a run, or trace=FILE: kvlab explain outputs/... request=r3")
     directory = find_run(settings.run)
     run, wanted = read_run(directory), settings.request
     if wanted is not None and wanted not in (names := {record.request_id for record in run.requests()}):
@@ -269,7 +269,7 @@ def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[
     }
 
 
-@command(__doc__, ExplainSettings, bare=False)
+@command(__doc__, ExplainSettings, bare=False, written_out=bare_words("run"))
 def main(settings: ExplainSettings, others: list[str]) -> int:
     if others and settings.trace is None:
         raise unknown_setting(ExplainSettings, others[0])

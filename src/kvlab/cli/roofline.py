@@ -1,8 +1,8 @@
 """kvlab roofline: what this machine's memory and arithmetic sustain, and how much of it a run reached.
 
 kvlab roofline                         the rates, measured once for each machine and kept
-kvlab roofline run=outputs/2026-01-01/12-00-00.000000
-kvlab roofline run=<the run's id>      of a run whose files are in outputs/ or multirun/
+kvlab roofline outputs/2026-01-01/12-00-00.000000
+kvlab roofline <the run's id>          of a run whose files are in outputs/ or multirun/
 kvlab roofline --measure-again                 for instance after others used the machine
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import command, setting
+from kvlab.cli.settings import bare_words, command, setting
 from kvlab.config import RunConfig
 from kvlab.config.executor import DTYPES
 from kvlab.errors import ConfigError
@@ -102,7 +102,7 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
-@command(__doc__, RooflineSettings, alone=True)
+@command(__doc__, RooflineSettings, alone=True, written_out=bare_words("run"))
 def main(settings: RooflineSettings) -> int:
     import torch
 

@@ -29,7 +29,11 @@ from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
 from kvlab.secrets import redacted_output
 
-_EXTRAS = {"joblib": ("hydra_joblib_launcher", "joblib"), "submitit": ("hydra_submitit_launcher", "slurm")}
+_EXTRAS = {
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
+    "submitit": ("hydra_plugins.hydra_submitit_launcher", "slurm"),
+    "ray": ("ray", "ray"),
+}
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
@@ -121,7 +125,7 @@ def main() -> None:
     """Run the command line. A launcher whose package is not installed is refused with a sentence."""
     for text in sys.argv[1:]:
         for name, (module, extra) in _EXTRAS.items():
-            if text.startswith(f"hydra/launcher={name}") and find_spec(f"hydra_plugins.{module}") is None:
+            if text.startswith(f"hydra/launcher={name}") and find_spec(module) is None:
                 fail(f"{text}: needs a package that is not installed: {install_command(extra)}")
     try:
         if not {"-sc", "--shell-completion"} & set(sys.argv):

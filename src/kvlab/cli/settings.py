@@ -75,6 +75,15 @@ def unknown_setting(schema: type, argument: str) -> ConfigError:
     return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
 
 
+def bare_words(key: str) -> Callable[[list[str]], list[str]]:
+    """A command line with each word that is no key=value as the value of `key`."""
+
+    def written_out(arguments: list[str]) -> list[str]:
+        return [text if "=" in text or text.startswith("-") else f"{key}={text}" for text in arguments]
+
+    return written_out
+
+
 def refuse_settings(schema: type, names: Sequence[str]) -> None:
     """Raise ConfigError where one of these names of files or runs is a key=value that `schema` does not have."""
     for name in names:

@@ -105,7 +105,8 @@ class PlanningSweeper(Sweeper):
                         sweep.returned[str(number)] = ended.return_value
                 except Exception as error:  # a worker that was killed, a queue that is gone
                     reason = next(iter(str(error).strip().splitlines()), "")
-                    sweep.problems.append(f"{type(error).__name__}: {reason}")
+                    kind = "" if isinstance(error, KvlabError) else f"{type(error).__name__}: "
+                    sweep.problems.append(kind + reason)
                 if sweep.interrupted:
                     break
                 sweep.progress.report()

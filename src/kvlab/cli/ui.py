@@ -32,6 +32,8 @@ def main() -> None:
     if is_server(uri):
         print(f"runs go to a tracking server, which has a page of its own: {redact(without_credentials(uri))}")
         return
+    if "://" not in uri:
+        fail(f"{uri}: is no address of a store; give one as sqlite:///mlflow.db")
     try:
         if is_sqlite(uri) and not sqlite_path(uri).exists():
             fail(f"nothing is tracked in {sqlite_path(uri)} yet: start a run with kvlab run, then come again")

@@ -31,7 +31,7 @@ class OfferedLoad:
     @property
     def is_overloaded(self) -> bool:
         """Whether requests piled up to the end: more were left at the last arrival than half-way, by more than
-        chance (twice the deviation of a count) and by a tenth of what came in between. A request of the first
+        chance (three times the deviation of a count) and by a tenth of what came in between. A request of the first
         quarter has to have ended by half-way, as else an engine that is filling up looks the same; unless those of
         the last quarter waited longer for admission by much of the time in which requests arrived.
         """
@@ -39,7 +39,8 @@ class OfferedLoad:
         if last - first > _LATE * self.seconds and 2 * self.arrivals >= _FEWEST:
             return True
         grown = self.left - self.before
-        return self.is_long_enough and grown > max(_BEHIND * self.arrivals, 2 * (self.before + 1) ** 0.5)
+        behind = self.sustained_per_s < (1 - _BEHIND) * self.offered_per_s
+        return behind and self.is_long_enough and grown > max(_BEHIND * self.arrivals, 3 * (self.before + 1) ** 0.5)
 
     @property
     def is_long_enough(self) -> bool:
@@ -49,10 +50,11 @@ class OfferedLoad:
     def sentence(self) -> str | None:
         """What a user should know. None: the engine kept up."""
         if self.is_overloaded:
+            holds = f"About {self.sustained_per_s:.2g}" if self.sustained_per_s < self.offered_per_s else "Less"
             return (
                 f"overloaded: {self.offered_per_s:.3g} requests a second offered, {self.served_per_s:.3g} served; "
                 f"{self.left} were in the engine at the last arrival, {self.before} half-way, so that latencies "
-                f"grow with the length of the run. About {self.sustained_per_s:.2g} holds: kvlab tune find=rate"
+                f"grow with the length of the run. {holds} holds: kvlab tune find=rate"
             )
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (

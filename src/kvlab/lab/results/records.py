@@ -185,6 +185,12 @@ def read_request(row: Mapping[str, Any]) -> RequestRecord:
     return RequestRecord(**(defaults | values), finish_reason=reason)
 
 
+def simulated_on(facts: Mapping[str, Any]) -> str:
+    """The device and the timing of a run by its summary, in words; empty where it was not simulated."""
+    machine = _REPLICAS.sub("", str(facts.get("machine", "")))
+    return machine if machine.startswith(SIMULATED) else ""
+
+
 T = TypeVar("T")
 _ROWS = 10_000  # that are Python objects at once
 _FIELDS = ("name", "run_id", "status", "error", "config", "choices", "metrics", "tags")
@@ -215,8 +221,7 @@ class RunRecord:
     @property
     def simulated(self) -> str:
         """The device and the timing of a run that was simulated, in words; else empty."""
-        machine = _REPLICAS.sub("", str(self.facts.get("machine", "")))
-        return machine if machine.startswith(SIMULATED) else ""
+        return simulated_on(self.facts)
 
     def steps(self) -> StepLog:
         """The engine's steps in order, read when first asked for; none where the run kept none."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -16,6 +17,7 @@ from kvlab.lab.results.metric import Metric
 from kvlab.lab.terminal import marked
 
 Metrics = Mapping[str, float]
+_WIDEST = 24  # characters of a setting's values in a table of points; longer ones are folded
 
 
 def config_tree(config: Mapping[str, Any], choices: Mapping[str, str]) -> Tree:
@@ -61,28 +63,50 @@ def comparison_table(
     return table
 
 
-def points_table(points: Sequence[Mapping[str, Any]]) -> Table:
+def points_table(points: Sequence[Mapping[str, Any]], width: int) -> Table:
     """The points of a sweep, a row each: their `settings`, each in a column of its own, and the metrics that the
-    catalogue has a column for. A point without settings has its `name` there.
+    catalogue has a column for and that are not 0 in all, as many as `width` characters hold; the others are named
+    below. A point without settings has its `name` there.
     """
     keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
     ends = [key.rpartition(".")[2] for key in keys]
-    labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)] or ["point"]
-    figures = [point["metrics"] for point in points]
-    shown = [entry for entry in CATALOGUE.values() if entry.column and _is_known(entry, figures)]
+    labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
+    columns = {
+        label: [point.get("settings", {}).get(key, "") for point in points]
+        for label, key in zip(labels, keys, strict=True)
+    } or {"point": [point["name"] for point in points]}
+    ended = ["" if point["status"] == "finished" else point["status"].replace("_", " ") for point in points]
     table = new_table()
-    for label in labels:
-        table.add_column(label, overflow="fold", min_width=len(label) if keys else None)
-    for entry in shown:
+    room = width - _width("", ended)
+    for label, cells in columns.items():
+        own = max(len(label), min(_WIDEST, max(map(cell_len, cells))))
+        table.add_column(label, overflow="fold", width=own)
+        room -= own + len(" | ")
+    left_out = []
+    for entry in CATALOGUE.values():
+        if not entry.column or not any(point["metrics"].get(entry.name) for point in points):
+            continue
+        cells = [entry.text(point["metrics"].get(entry.name), unit=False) for point in points]
+        room -= _width(entry.column, cells)
+        if room < 0:
+            left_out.append(entry.column)
+            continue
         table.add_column(entry.column, justify="right")
-    table.add_column("")
-    for point in points:
-        settings = point.get("settings", {})
-        cells = [settings.get(key, "") for key in keys] if keys else [point["name"]]
-        values = [entry.text(point["metrics"].get(entry.name), unit=False) for entry in shown]
-        ended = "" if point["status"] == "finished" else point["status"].replace("_", " ")
-        table.add_row(*cells, *values, ended)
+        columns[entry.column] = cells
+    if any(ended):
+        table.add_column("")
+        columns[""] = ended
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    if left_out:
+        table.caption = f"no room in {width} characters: {'; '.join(left_out)}"
+        table.caption_justify = "left"
     return table
+
+
+def _width(heading: str, cells: Iterable[str]) -> int:
+    """The characters that a column needs with its border, its heading folded between words."""
+    return max(map(cell_len, [*heading.split(), *cells])) + len(" | ")
 
 
 def profile_table(metrics: Metrics, parts: Iterable[str]) -> Table:

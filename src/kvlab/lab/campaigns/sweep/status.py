@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab.lab.campaigns.sweep.plan import SweepPlan
 from kvlab.lab.campaigns.sweep.results import best, medians, read_results
-from kvlab.lab.results.records import SIMULATED
+from kvlab.lab.results.records import simulated_on
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import comparison_table, count, memory_sentence, points_table
 from kvlab.lab.run.progress import clock
@@ -98,14 +98,13 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
     rows, console = medians(results), Terminal()
     console.rule(style="dim")
     if len(rows) > _SIDE_BY_SIDE:
-        console.print(points_table(rows))
+        console.print(points_table(rows, console.width))
     else:
         side_by_side = [(row["name"], row["metrics"]) for row in rows]
         console.print(comparison_table(side_by_side, brief=True))
         if sentence := memory_sentence(side_by_side):
             console.print(f"\n{sentence}")
-    machines = {str(result.get("machine", "")) for result in results}
-    if simulated := sorted(name for name in machines if name.startswith(SIMULATED)):
+    if simulated := sorted({simulated_on(result) for result in results} - {""}):
         console.print(f"\nNothing was computed: {'; '.join(simulated)}.")
     if text := how_far_off(results, compared=len(rows) > 1):
         console.print(text, style="dim")

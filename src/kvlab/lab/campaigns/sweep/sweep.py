@@ -79,7 +79,7 @@ class Sweep:
         if self._tracker is not None and not lost:
             lost = close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
-        if self.interrupted or self.problems:
+        if self.interrupted or self.problems or plan.parallel != 1:
             self._close_open_runs()
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
@@ -89,7 +89,7 @@ class Sweep:
         return 1 if status is RunStatus.FAILED or lost or unknown else 0
 
     def _close_open_runs(self) -> None:
-        """Workers that were ended with the sweep had no time to close their runs."""
+        """Workers that were lost, or ended with the sweep, had no time to close their runs."""
         with suppress(KvlabError):
             history = open_history(self._tracking)
             parent = history and history.parent("sweep", self.plan.digest)
