@@ -307,8 +307,7 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
         _show_all(told, settings.slowest, console)
     if settings.figure is not None:
         from kvlab.lab.figures import save_figure
-        from kvlab.lab.figures.prompt_reasons import prompt_reasons_figure
-        from kvlab.lab.figures.request_terms import request_terms_figure
+        from kvlab.lab.figures.explained import prompt_reasons_figure, request_terms_figure
 
         drawn = request_terms_figure(told, keys) if keys else prompt_reasons_figure(told)
         save_figure(drawn, Path(settings.figure))
