@@ -232,10 +232,7 @@ def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
     base = changes[0]
     for change in changes:
         row = [change.settings or change.what]
-        for value, before in (
-            (change.asked_ms, base.asked_ms),
-            (change.mean_ms, base.mean_ms),
-        ):
+        for value, before in ((change.asked_ms, base.asked_ms), (change.mean_ms, base.mean_ms)):
             row += [f"{value:,.0f}", "" if change is base else f"{before - value:+,.0f}"]
         table.add_row(*row, f"{change.p99_ms:,.0f}")
     console.print()
