@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvlab.cli.advise import compose_today, read_arguments
 from kvlab.lab.advise.advice import Advice
-from kvlab.lab.advise.adviser import advise
+from kvlab.lab.advise.adviser import Adviser
 
 DEVICE = ("hardware=h100_sxm", "model=llama3_1_8b", "tracking=off")
 SMALL = ("hardware=l4", "model=llama3_2_3b", "tracking=off")
@@ -114,7 +114,7 @@ def advice_on(case: Case, minutes: float = 1.0) -> Advice:
     settings, words = read_arguments([*case.words, f"minutes={minutes}"])
     config, words, _ = compose_today(settings, words)
     with tempfile.TemporaryDirectory() as folder:
-        return advise(config, words, settings, Path(folder) / "simulations.jsonl")
+        return Adviser(config, words, settings, Path(folder) / "simulations.jsonl").advise()
 
 
 def first_kind(advice: Advice) -> str | None:

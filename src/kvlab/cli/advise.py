@@ -129,7 +129,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from kvlab import __version__
-    from kvlab.lab.advise.adviser import advise
+    from kvlab.lab.advise.adviser import Adviser
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
@@ -149,7 +149,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
             progress.update(bar, description=stage, state=state, refresh=True)
 
         progress.refresh()
-        found = advise(config, words, settings, directory / "simulations.jsonl", told)
+        found = Adviser(config, words, settings, directory / "simulations.jsonl", told).advise()
     return (found.noted(layout) if layout else found), config, directory
 
 

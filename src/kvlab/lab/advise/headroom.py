@@ -12,7 +12,7 @@ from kvlab.core import Request
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools import POOLS
 from kvlab.lab.advise.changes import TrafficFacts
-from kvlab.lab.advise.outcome import Outcome
+from kvlab.lab.advise.simulations import Outcome
 from kvlab.lab.prefix_replay.parallel import Task, replay_all
 from kvlab.lab.prefix_replay.replay import BELADY
 from kvlab.lab.prefix_replay.reuse import reuse_distances
