@@ -12,7 +12,7 @@ setup(
     package_data={
         "kvlab": [
             *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "workloads/*.jsonl", "**/*.j2"),
-            "simulation/*.csv",
+            *("simulation/*.csv", "models/*.txt"),
             *("server/*.html", "server/*.json"),
         ],
         "kvlab.conf": ["**/*.yaml"],

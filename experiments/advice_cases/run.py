@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from kvlab.cli.advise import compose_today, read_arguments
+from kvlab.cli.advise import compose_today, words_of
+from kvlab.cli.settings import read_settings
 from kvlab.lab.advise.advice import Advice
-from kvlab.lab.advise.adviser import advise
+from kvlab.lab.advise.adviser import Adviser
+from kvlab.lab.advise.settings import AdviseSettings
 
 DEVICE = ("hardware=h100_sxm", "model=llama3_1_8b", "tracking=off")
 SMALL = ("hardware=l4", "model=llama3_2_3b", "tracking=off")
@@ -111,10 +113,10 @@ CASES = {
 
 def advice_on(case: Case, minutes: float = 1.0) -> Advice:
     """The advice on a case."""
-    settings, words = read_arguments([*case.words, f"minutes={minutes}"])
-    config, words, _ = compose_today(settings, words)
+    settings, others = read_settings(AdviseSettings, [*case.words, f"minutes={minutes}"])
+    config, words, _ = compose_today(settings, words_of(settings, others))
     with tempfile.TemporaryDirectory() as folder:
-        return advise(config, words, settings, Path(folder) / "simulations.jsonl")
+        return Adviser(config, words, settings, Path(folder) / "simulations.jsonl").advise()
 
 
 def first_kind(advice: Advice) -> str | None:

@@ -21,9 +21,8 @@ from kvlab.core import Request
 from kvlab.engine.threads import usable_cores
 from kvlab.lab.advise.changes import Change
 from kvlab.lab.advise.goal import Goal
-from kvlab.lab.advise.outcome import Settings
 from kvlab.lab.advise.segments import Segment
-from kvlab.lab.advise.simulations import Simulations
+from kvlab.lab.advise.simulations import Settings, Simulations
 from kvlab.lab.run.requests import requests_of
 
 REQUESTS = 300  # of a window

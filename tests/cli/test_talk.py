@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli import chat, generate
-from kvlab.cli.talk_settings import sampling_of
+from kvlab.cli.generate import sampling_of
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, printable
 from kvlab.lab.run.speaker import Speaker

@@ -19,9 +19,9 @@ from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.advise.advice import Figures, Plan, Proposal, _unkept
 from kvlab.lab.advise.changes import Change, Price
 from kvlab.lab.advise.goal import Gain, Goal, Kind
-from kvlab.lab.advise.outcome import Outcome
 from kvlab.lab.advise.search import Tried, ranked
 from kvlab.lab.advise.segments import alone, halves
+from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS
 
 RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +25,12 @@ from kvlab.lab.results.records import read_run
 from kvlab.lab.results.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step
 from tests.support.pools import content, fill
+
+
+def pool_grid(recorded: BlockEvents, count: int, starts: Any, end_s: float, size: blocks.GridSize) -> Any:
+    """A run on a grid of one size."""
+    (grid,) = blocks.pool_grids(recorded, count, starts, end_s, [size])
+    return grid
 
 
 def followed_by_hand(recorded: BlockEvents, num_steps: int) -> list[tuple[int, int, int, int]]:
@@ -168,7 +175,7 @@ class TestNumbers:
             (6, 6, 7),
             (blocks.CACHED, 7, 8),
         ]
-        grid = blocks.pool_grid(recorded, 2, range(8), 8.0, blocks.GridSize(400, 8))
+        grid = pool_grid(recorded, 2, range(8), 8.0, blocks.GridSize(400, 8))
         assert grid.cells[0].tolist() == [
             5,
             *[blocks.PINNED] * 2,
@@ -240,7 +247,7 @@ class TestNumbers:
         taken = events(*((n // 4, rng.choice((A, F, C)), rng.randrange(90), n % 40) for n in range(2000)))
         sizes = [blocks.GridSize(9, 25), blocks.GridSize(20, 70)]
         starts = np.arange(500.0)
-        expected = [blocks.pool_grid(taken, 90, starts, 500.0, size) for size in sizes]
+        expected = [pool_grid(taken, 90, starts, 500.0, size) for size in sizes]
         monkeypatch.setattr(blocks, "_TOGETHER", 160)
         for found, alone in zip(blocks.pool_grids(taken, 90, starts, 500.0, sizes), expected, strict=True):
             assert found[3:] == alone[3:]
@@ -253,14 +260,12 @@ class TestNumbers:
         assert found.holder.tolist() == [5, blocks.SHARED, 7]
 
     def test_a_sequence_that_came_and_went_within_a_step_is_not_lost(self) -> None:
-        grid = blocks.pool_grid(events((2, A, 1, 3), (2, F, 1, 3)), 2, [0, 1, 2, 3], 4.0, blocks.GridSize(400, 4))
+        grid = pool_grid(events((2, A, 1, 3), (2, F, 1, 3)), 2, [0, 1, 2, 3], 4.0, blocks.GridSize(400, 4))
         assert grid.cells.tolist() == [[-1] * 4, [-1, -1, 3, -1]]
 
     def test_no_used_block_is_lost_in_a_pool_of_ten_thousand(self) -> None:
         recorded = events((0, A, 5003, 1), (1, F, 5003, 1), (1, A, 9999, 2), (2, F, 9999, 2), (2, C, 9999, -1))
-        grid = blocks.pool_grid(
-            recorded, 10_000, np.arange(100_000.0).tolist(), 100_000.0, blocks.GridSize(400, 800)
-        )
+        grid = pool_grid(recorded, 10_000, np.arange(100_000.0).tolist(), 100_000.0, blocks.GridSize(400, 800))
         assert grid.blocks_per_row == 25
         assert grid.cells.shape == (400, 800)
         assert grid.cells[5003 // 25, 0] == 1
@@ -271,8 +276,8 @@ class TestNumbers:
 
     def test_where_a_row_is_many_blocks_few_in_use_are_pale_but_not_white(self) -> None:
         one = events((0, A, 0, 0))
-        few = pool_image(blocks.pool_grid(one, 100, [0], 1.0, blocks.GridSize(1, 1)))[0, 0]
-        alone = pool_image(blocks.pool_grid(one, 1, [0], 1.0, blocks.GridSize(400, 1)))[0, 0]
+        few = pool_image(pool_grid(one, 100, [0], 1.0, blocks.GridSize(1, 1)))[0, 0]
+        alone = pool_image(pool_grid(one, 1, [0], 1.0, blocks.GridSize(400, 1)))[0, 0]
         assert alone.sum() < few.sum() < 3 * 255 - 60
 
     def test_more_sequences_than_columns_have_one_colour(self) -> None:

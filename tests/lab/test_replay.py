@@ -22,7 +22,7 @@ from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.hashed_prompt import HashedPrompt, TokenIds
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools.paged import PagedKVCachePool
-from kvlab.lab.prefix_replay import parallel
+from kvlab.lab.prefix_replay import replay as replays
 from kvlab.lab.prefix_replay.curves import replay_curves
 from kvlab.lab.prefix_replay.replay import BELADY, replay
 from kvlab.lab.prefix_replay.reuse import reuse, reuse_distances
@@ -212,7 +212,7 @@ class TestCurves:
 class TestProcesses:
     @pytest.fixture(autouse=True)
     def _worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parallel, "_WORTH", 0)
+        monkeypatch.setattr(replays, "_WORTH", 0)
         self.others = multiprocessing.active_children()  # such as joblib's, which wait for more to do
 
     def left(self) -> list[BaseProcess]:
@@ -227,7 +227,7 @@ class TestProcesses:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="there are no processes")
     def test_one_that_is_killed_is_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(parallel, "replay", lambda *each: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(replays, "replay", lambda *each: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(CapacityError, match=r"take fewer or smaller kv\.num_blocks"):
             replay_curves(traffic_of(1), "mine", ["lru"], cores=2)
         assert not self.left()
@@ -244,7 +244,7 @@ class TestProcesses:
             time.sleep(0 if num_blocks > 60 else 60)
             return 0
 
-        monkeypatch.setattr(parallel, "replay", slow)
+        monkeypatch.setattr(replays, "replay", slow)
         with pytest.raises(KeyboardInterrupt):
             replay_curves(traffic_of(1), "mine", ["lru"], [60, 61], cores=2, on_replay=interrupted)
         assert os.getpid() == parent
@@ -257,10 +257,10 @@ class TestProcesses:
             started.append(processes)
             return []
 
-        monkeypatch.setattr(parallel, "in_processes", begin)
-        traffic, tasks = traffic_of(1), [parallel.Task("lru", size) for size in (10_000, 20_000)]
+        monkeypatch.setattr(replays, "in_processes", begin)
+        traffic, tasks = traffic_of(1), [replays.Task("lru", size) for size in (10_000, 20_000)]
         for memory in (None, 45_000_000, 30_000_000):
-            list(parallel.replay_all(traffic, tasks, 1, cores=8, memory=memory))
+            list(replays.replay_all(traffic, tasks, 1, cores=8, memory=memory))
         assert started == [8, 2, 1]
 
 

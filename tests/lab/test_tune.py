@@ -237,7 +237,7 @@ def test_without_a_largest_rate_a_search_says_why(
 ) -> None:
     ended = Ended(error="it broke") if share is None else Ended({"slo/attainment": share})
     monkeypatch.setattr(Trials, "measure", lambda *_, **__: ended)
-    monkeypatch.setattr("kvlab.lab.campaigns.tune.rate_search.RateSearch._draw", lambda *_: None)
+    monkeypatch.setattr("kvlab.lab.campaigns.tune.searches.RateSearch._draw", lambda *_: None)
     paced = ["workload.arrival=uniform", "workload.rate=4", "slo.ttft_ms=500", "tracking=off", f"output={tmp_path}"]
     found = call(kvlab.cli.tune.main, "find=rate", "rates=3-5", *paced, *TINY)
     assert found.code == 1

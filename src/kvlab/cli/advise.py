@@ -19,7 +19,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import command, read_settings
+from kvlab.cli.settings import command
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.advise.settings import REFUSED, AdviseSettings
 
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
 _LAYOUT = ("fleet.replicas", "executor.tensor_parallel")
-
-
-def read_arguments(arguments: list[str]) -> tuple[AdviseSettings, list[str]]:
-    """Advice's own settings, and the words of the run that it is about. Raises ConfigError."""
-    settings, words = read_settings(AdviseSettings, arguments)
-    return settings, words_of(settings, words)
 
 
 def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
@@ -129,7 +123,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from kvlab import __version__
-    from kvlab.lab.advise.adviser import advise
+    from kvlab.lab.advise.adviser import Adviser
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
@@ -149,7 +143,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
             progress.update(bar, description=stage, state=state, refresh=True)
 
         progress.refresh()
-        found = advise(config, words, settings, directory / "simulations.jsonl", told)
+        found = Adviser(config, words, settings, directory / "simulations.jsonl", told).advise()
     return (found.noted(layout) if layout else found), config, directory
 
 

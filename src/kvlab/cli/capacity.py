@@ -139,11 +139,7 @@ def show(plan: CapacityPlan) -> None:
     from kvlab.lab.terminal import Terminal, marked
 
     console = Terminal()
-    console.print(
-        marked("[bold]{}[/]: ", plan.name),
-        f"{model_line(plan)}\n",
-        sep="",
-    )
+    console.print(marked("[bold]{}[/]: ", plan.name), f"{model_line(plan)}\n", sep="")
     lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
     for line in capacity_lines(plan):
         lines.add_row(*line)

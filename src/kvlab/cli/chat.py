@@ -14,9 +14,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from kvlab.cli.generate import write
+from kvlab.cli.generate import MAX_TOKENS, sampling_of, split, talking_config, write
 from kvlab.cli.settings import command, setting
-from kvlab.cli.talk_settings import MAX_TOKENS, sampling_of, split, talking_config
 from kvlab.errors import ConfigError, KvlabError
 
 _PROMPT = "> "

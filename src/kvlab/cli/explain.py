@@ -232,10 +232,7 @@ def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
     base = changes[0]
     for change in changes:
         row = [change.settings or change.what]
-        for value, before in (
-            (change.asked_ms, base.asked_ms),
-            (change.mean_ms, base.mean_ms),
-        ):
+        for value, before in ((change.asked_ms, base.asked_ms), (change.mean_ms, base.mean_ms)):
             row += [f"{value:,.0f}", "" if change is base else f"{before - value:+,.0f}"]
         table.add_row(*row, f"{change.p99_ms:,.0f}")
     console.print()
@@ -307,8 +304,7 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
         _show_all(told, settings.slowest, console)
     if settings.figure is not None:
         from kvlab.lab.figures import save_figure
-        from kvlab.lab.figures.prompt_reasons import prompt_reasons_figure
-        from kvlab.lab.figures.request_terms import request_terms_figure
+        from kvlab.lab.figures.explained import prompt_reasons_figure, request_terms_figure
 
         drawn = request_terms_figure(told, keys) if keys else prompt_reasons_figure(told)
         save_figure(drawn, Path(settings.figure))

@@ -30,13 +30,8 @@ if TYPE_CHECKING:
     from kvlab.lab.results.records import RunRecord
 
 VIOLATED = 3
-_USUAL = (
-    "engine=kvlab",
-    "kv=paged",
-    "scheduler=continuous",
-    "attention=auto",
-    "framework=vllm",
-)  # as conf/run.yaml
+#: What conf/run.yaml chooses.
+_USUAL = ("engine=kvlab", "kv=paged", "scheduler=continuous", "attention=auto", "framework=vllm")
 
 
 def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:

@@ -45,9 +45,7 @@ def main(settings: TuneSettings, overrides: list[str]) -> int:
     from kvlab.lab.terminal import Terminal
 
     if settings.find is not None:
-        from kvlab.lab.campaigns.tune.rate_search import RateSearch
-        from kvlab.lab.campaigns.tune.replica_search import ReplicaSearch
-        from kvlab.lab.campaigns.tune.split_search import SplitSearch
+        from kvlab.lab.campaigns.tune.searches import RateSearch, ReplicaSearch, SplitSearch
 
         kinds = {search.find: search for search in (RateSearch, ReplicaSearch, SplitSearch)}
         return kinds[settings.find](settings, overrides, compose_run, Terminal()).run()

@@ -11,13 +11,7 @@ from kvlab.core.records import (
     TokenLogprobs,
     attended_pairs,
 )
-from kvlab.core.request import (
-    Grammar,
-    GrammarState,
-    Message,
-    Request,
-    SamplingParams,
-)
+from kvlab.core.request import Grammar, GrammarState, Message, Request, SamplingParams
 from kvlab.core.sequence import Sequence, SequenceSpec, SequenceStatus
 
 __all__ = [

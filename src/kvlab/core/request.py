@@ -68,6 +68,13 @@ class SamplingParams:
     grammar: Grammar | None = None
 
 
+#: Fields of it that change how likely a token is to be picked, and by which random numbers.
+PICKING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
 class Message(NamedTuple):
     """A part of a conversation. Roles are what the checkpoint's chat template knows: system, user, assistant."""
 

@@ -11,14 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.core import (
-    FinishReason,
-    PoolCounters,
-    PoolStats,
-    Request,
-    Sequence,
-    StepRecord,
-)
+from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, Sequence, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import BatchBuilder, StepBatch
 from kvlab.engine.clock import Clock, LogicalClock
@@ -92,19 +85,13 @@ class EngineCore:
         return self.scheduler.has_work()
 
     def submit(
-        self,
-        request: Request,
-        on_output: OutputCallback | None = None,
-        on_finish: FinishCallback | None = None,
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine."""
         self.add_request(request, on_output, on_finish)
 
     def add_request(
-        self,
-        request: Request,
-        on_output: OutputCallback | None = None,
-        on_finish: FinishCallback | None = None,
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> Sequence:
         """Queue a request and return its sequence, which changes as the engine steps; those of further samples are
         the sequence's `siblings`. For tests and for code that inspects the engine; others use `submit`.

@@ -35,10 +35,7 @@ def penalize_repetition(
 
 
 def penalize_output(
-    scores: torch.Tensor,
-    presence: Sequence[float],
-    frequency: Sequence[float],
-    token_ids: Sequence[Sequence[int]],
+    scores: torch.Tensor, presence: Sequence[float], frequency: Sequence[float], token_ids: Sequence[Sequence[int]]
 ) -> None:
     """Take from the scores of a row's output `token_ids` its `presence` once, and its `frequency` as often as the
     token occurs (as OpenAI's API defines both).

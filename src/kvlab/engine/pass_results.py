@@ -22,12 +22,7 @@ class PassResults:
         self.output_tokens = 0
 
     def process(
-        self,
-        batch: StepBatch,
-        plan: StepPlan,
-        result: StepResult,
-        accepted: NDArray[np.int64] | None,
-        now: float,
+        self, batch: StepBatch, plan: StepPlan, result: StepResult, accepted: NDArray[np.int64] | None, now: float
     ) -> None:
         """Update the sequences of a pass of the step `batch`, which ended at `now`: what is computed, and what they
         got, `accepted` proposals included.

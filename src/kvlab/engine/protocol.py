@@ -99,10 +99,7 @@ class ServingEngine(Protocol):
         """The engine's time: what records and arrivals are measured by."""
 
     def submit(
-        self,
-        request: Request,
-        on_output: OutputCallback | None = None,
-        on_finish: FinishCallback | None = None,
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """Queue a request. `on_output` is given each token, `on_finish` each sample's record at its end.
 

@@ -135,10 +135,7 @@ class Engine:
         return self.core.clock
 
     def submit(
-        self,
-        request: Request,
-        on_output: OutputCallback | None = None,
-        on_finish: FinishCallback | None = None,
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """Queue a request; `step` serves it. See ServingEngine. It arrives now, whatever its `arrival_s`."""
         arrived = replace(request, arrival_s=self.core.clock.now())

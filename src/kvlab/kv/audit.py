@@ -38,10 +38,7 @@ class Finding:
 
 
 def audit(
-    allocator: BlockAllocator,
-    groups: Sequence[GroupBlocks],
-    index: PrefixIndex,
-    offload: Offload,
+    allocator: BlockAllocator, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload
 ) -> list[Finding]:
     """Every way in which tables, allocator, index, eviction and tiers disagree; empty for a sound pool."""
     tables, size = groups[0].tables, groups[0].tables.block_size

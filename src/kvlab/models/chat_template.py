@@ -20,11 +20,7 @@ class ChatTemplate:
     """A template; `variables` are the special tokens that it may name. Raises TokenizerError for a broken one."""
 
     def __init__(
-        self,
-        text: str,
-        variables: Mapping[str, str | None],
-        source: str,
-        process: Confined = _process,
+        self, text: str, variables: Mapping[str, str | None], source: str, process: Confined = _process
     ) -> None:
         self._text, self._source, self._variables, self._process = text, source, dict(variables), process
         if len(text) > _MOST_TEMPLATE_CHARS:

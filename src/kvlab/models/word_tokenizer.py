@@ -1,16 +1,18 @@
-"""A tokenizer for models that have none here: common words, and bytes for everything else. Nothing is loaded."""
+"""A tokenizer for models that have none here: common words, and bytes for all else. Nothing is downloaded."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.resources import files
 from itertools import product
 from string import ascii_lowercase
 
 from kvlab.models.chat_template import ChatTemplate
 from kvlab.models.tokenizer import Tokenizer
-from kvlab.models.words import WORDS
 
 SOURCE = "kvlab's own tokenizer"
+#: Common English words, most frequent first: tokens beside bytes.
+WORDS = tuple(files(__package__).joinpath("words.txt").read_text(encoding="utf-8").split())
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _SPACE = "\u0120"  # what stands for a space in byte-level vocabularies
 _TEMPLATE = (

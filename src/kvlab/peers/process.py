@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.core import FinishReason, Request, SamplingParams
+from kvlab.core.request import PICKING
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import PeerError, RequestRefusedError, shown
 from kvlab.kernels.openmp import without_brief_waiting
@@ -30,16 +31,6 @@ _HINTS = {
     signal.SIGILL: ", an instruction that the processor or the system refuses",
     signal.SIGKILL: ", as the system does when memory runs out",
 }
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
 
 
 class ProcessEngine(RemoteEngine):
@@ -96,7 +87,7 @@ class ProcessEngine(RemoteEngine):
     def _check(self, request: Request) -> None:
         plain, asked = SamplingParams(request.sampling.max_tokens), request.sampling
         fields = ("n", "stop", "logit_bias", "logprobs", "min_tokens") + (
-            tuple(name for name in _SAMPLING if name != "seed") if self._program.greedy_only else ()
+            tuple(name for name in PICKING if name != "seed") if self._program.greedy_only else ()
         )
         for name in fields:
             if getattr(asked, name) != getattr(plain, name):
@@ -105,7 +96,7 @@ class ProcessEngine(RemoteEngine):
 
     def _send(self, exchange: Exchange) -> None:
         request, sampling = exchange.request, exchange.request.sampling
-        asked = {name: getattr(sampling, name) for name in _SAMPLING if getattr(sampling, name) is not None}
+        asked = {name: getattr(sampling, name) for name in PICKING if getattr(sampling, name) is not None}
         job = {
             "id": request.request_id,
             "prompt": list(request.prompt_token_ids),

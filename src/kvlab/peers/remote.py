@@ -65,10 +65,7 @@ class RemoteEngine(ABC):
         self._ended = self._short = 0  # requests that have ended; those of a forced length that ended before it
 
     def submit(
-        self,
-        request: Request,
-        on_output: OutputCallback | None = None,
-        on_finish: FinishCallback | None = None,
+        self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine."""
         self._check(request)

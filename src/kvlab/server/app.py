@@ -35,9 +35,8 @@ from kvlab.server.limits import Limits
 from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
 from kvlab.server.operations import add_operations
-from kvlab.server.page import HEADERS, PAGE, headers
+from kvlab.server.page import HEADERS, PAGE, headers, reference
 from kvlab.server.parameters import chat_request, completion_requests, tokens_answer
-from kvlab.server.reference import reference
 from kvlab.server.responses import ResponsesAnswer, chat_of
 from kvlab.server.serving import Serving
 

@@ -134,12 +134,7 @@ def _with_ends(plan: EnginePlan) -> EnginePlan:
 
 
 def _wrapped(
-    executor: Executor,
-    *,
-    plan: EnginePlan,
-    config: RunConfig,
-    settings: ServerConfig,
-    tokenizer: Tokenizer | None,
+    executor: Executor, *, plan: EnginePlan, config: RunConfig, settings: ServerConfig, tokenizer: Tokenizer | None
 ) -> Executor:
     """The executor, with answers where it has none, and with the faults that were asked for."""
     model, faults = plan.model, config.debug.faults

@@ -11,11 +11,7 @@ from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, Request
 
 RETRY_AFTER_S = 1  # what a client that finds the queue full should wait
 
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    503: "overloaded_error",
-}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
 class ApiError(Exception):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvlab.core import Message, Request, SamplingParams, limits
+from kvlab.core.request import PICKING
 from kvlab.errors import shown
 from kvlab.server import bodies
 from kvlab.server.bodies import (
@@ -30,20 +31,7 @@ _LONGEST_SALT = 1024  # characters
 MAX_PROMPTS = 128  # of one call
 _PART = 20_000  # ids
 _COMPLETION_TOKENS = 16  # as OpenAI's, where a completion does not say
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "seed",
-    "n",
-    "ignore_eos",
-    "skip_special_tokens",
-)
+_SAME = (*PICKING, "min_tokens", "n", "ignore_eos", "skip_special_tokens")
 _ignored: set[str] = set()  # fields of requests that were logged
 _MOST_IGNORED = 100
 _log = logging.getLogger(__name__)

@@ -106,12 +106,7 @@ class Recorder:
             status = 502
         about = {"status": "ready" if status == 200 else "the upstream does not answer", "upstream": status}
         state = self.trace
-        trace = {
-            "path": state.path,
-            "requests": state.progress.written,
-            "lost": state.lost,
-            "error": state.error,
-        }
+        trace = {"path": state.path, "requests": state.progress.written, "lost": state.lost, "error": state.error}
         return web.json_response(about | {"trace": trace}, status=200 if status == 200 else 503)
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:

@@ -40,13 +40,7 @@ def gated(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     rows, width = gate_up.shape
     out = gate_up.new_empty(rows, width // 2)
     load().kvlab_gated(
-        address(gate_up),
-        rows,
-        width // 2,
-        gelu,
-        address(out),
-        gate_up.element_size(),
-        torch.get_num_threads(),
+        address(gate_up), rows, width // 2, gelu, address(out), gate_up.element_size(), torch.get_num_threads()
     )
     return out
 

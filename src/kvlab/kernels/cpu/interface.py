@@ -110,14 +110,7 @@ CONSTANTS = {
     **{kind.name: kind.value for kind in PartKind},
     **{f"WEIGHT_{kind.name}": kind.value for kind in WeightFormat},
 }
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (
-    Norm,
-    LinearWeight,
-    AttentionPart,
-    MlpPart,
-    LayerPart,
-    LayersStep,
-)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (Norm, LinearWeight, AttentionPart, MlpPart, LayerPart, LayersStep)
 _TYPES: dict[str, type[ctypes._SimpleCData] | None] = {  # type: ignore[type-arg]
     "p": _pointer,
     "i": _int,

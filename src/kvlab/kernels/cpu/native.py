@@ -101,11 +101,7 @@ def _instruction_set(library: ctypes.CDLL) -> str:
 
 @lru_cache
 def _attempt(
-    compiler: str | None,
-    architecture: str | None,
-    flags: str | None,
-    allowed: str | None,
-    *_cache: str | None,
+    compiler: str | None, architecture: str | None, flags: str | None, allowed: str | None, *_cache: str | None
 ) -> tuple[ctypes.CDLL, Paths] | KernelError:
     """The library and its paths, or the reason why there is none. Cached either way, since every call of a kernel
     needs it.

@@ -44,12 +44,7 @@ def _rms_norm(
 
 
 def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    residual: torch.Tensor | None = None,
-    offset: bool = False,
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None, offset: bool = False
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; contiguous, in x's dtype.
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvlab.lab.advise.changes import Price
 from kvlab.lab.advise.goal import HOLDS, Gain, Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
-from kvlab.lab.advise.outcome import Outcome
+from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS, ratios
 
 

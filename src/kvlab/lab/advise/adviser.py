@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvlab.config import RunConfig
-from kvlab.core import Request
 from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import Advice, Figures, Plan, Proposal, command_of, how_sure
 from kvlab.lab.advise.changes import Change, merged
 from kvlab.lab.advise.goal import Goal
 from kvlab.lab.advise.headroom import replayed, summary
-from kvlab.lab.advise.outcome import Outcome, devices_of, served, simulate
 from kvlab.lab.advise.search import Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
-from kvlab.lab.advise.simulations import Simulations
+from kvlab.lab.advise.simulations import Outcome, Simulations, devices_of, served, simulate
 from kvlab.lab.explain.replayed import observe
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
@@ -35,25 +33,25 @@ _LEAST_SHARE = 0.005  # of the time, for a cause to be named
 Told = Callable[[str, int, str], None]  # a stage, simulations so far, the best figure so far
 
 
-def advise(
-    config: RunConfig, words: Sequence[str], settings: AdviseSettings, file: Path, told: Told = lambda *_: None
-) -> Advice:
-    """The advice on today's configuration, which `words` of a command line give. Simulations are kept in `file`.
+class Adviser:
+    """Advises on today's configuration, which `words` of a command line give. Simulations are kept in `file`.
 
     Raises a KvlabError for settings that cannot run, and for traffic that is too short.
     """
-    return _Adviser(config, words, settings, file, told).advise()
 
-
-class _Adviser:
     def __init__(
-        self, config: RunConfig, words: Sequence[str], settings: AdviseSettings, file: Path, told: Told
+        self,
+        config: RunConfig,
+        words: Sequence[str],
+        settings: AdviseSettings,
+        file: Path,
+        told: Told = lambda *_: None,
     ) -> None:
         self.config, self.words, self.settings, self.told = _quiet(config), words, settings, told
         self.devices = _most_devices(config, settings)
         self.cores = usable_cores().logical
-        self.requests, again = _requests(self.config)
-        self.first, self.second = self._segments(again)
+        self.requests = requests_of(self.config)
+        self.first, self.second = self._segments()
         is_closed = config.workload.concurrency is not None
         self.goal = Goal.of(config, at_once=is_closed or not any(each.arrival_s for each in self.requests))
         self.simulations = Simulations(self.config, file, self.cores)
@@ -61,13 +59,10 @@ class _Adviser:
         self._stage, self._best, self._best_score = "", "", -math.inf
 
     def advise(self) -> Advice:
-        """All of it."""
+        """The advice."""
         config, goal, simulations = self.config, self.goal, self.simulations
         self._begin("today's settings")
-        today = simulations.one({}, self.first)
-        if today.error:
-            plan_run(config, self.first.requests)  # which raises it with its type
-            raise ConfigError("settings", " ".join(self.words), today.error)
+        today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
         blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
         ledger = replayed(config, self.requests, blocks, self.cores)
@@ -86,8 +81,9 @@ class _Adviser:
         frontier = tuple(map(self._figures, search.frontier(plan)))
         shown = {proposal.settings for proposal in proposals}
         verdicts = [(single.change.text, single.gain.verdict) for single in tried if single.gain]
+        device = config.hardware and config.hardware.name
         return Advice(
-            title=f"{config.model.name} on {today.devices} x {_hardware(config)}, {config.workload.name}",
+            title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
             traffic=summary(config, self.requests),
             goal=goal,
             chosen_on=_of(self.first),
@@ -115,15 +111,22 @@ class _Adviser:
             self._best, self._best_score = self.goal.figure(outcome), score
         self.told(self._stage, self.simulations.count, self._best)
 
-    def _segments(self, again: list[Request] | None) -> tuple[Segment, Segment]:
-        """Two parts as large as the budget allows, by the work that a few requests are."""
-        workload = self.config.workload
+    def _checked(self, today: Outcome, segment: Segment) -> Outcome:
+        """Today's outcome. Raises a KvlabError where today's settings cannot run."""
+        if today.error:
+            plan_run(self.config, segment.requests)  # which raises it with its type
+            raise ConfigError("settings", " ".join(self.words), today.error)
+        return today
+
+    def _segments(self) -> tuple[Segment, Segment]:
+        """Two parts as large as the budget allows, by the work that a few requests are. Of a drawn workload the
+        second is drawn with another seed.
+        """
+        config, workload, again = self.config, self.config.workload, None
+        if workload.path is None and workload.source == "synthetic":
+            again = requests_of(replace(config, seed=config.seed + 1))
         probe, _ = halves(workload, self.requests, again, _PROBE)
-        outcome = simulate(self.config, {}, probe)
-        if outcome.error:
-            plan_run(self.config, probe.requests)
-            raise ConfigError("settings", " ".join(self.words), outcome.error)
-        work_s = outcome.work_s / len(probe.requests)
+        work_s = self._checked(simulate(config, {}, probe), probe).work_s / len(probe.requests)
         most = int(self.settings.minutes * 60 * _CORES / _PLANNED / work_s)
         return halves(workload, self.requests, again, max(most, _PROBE))
 
@@ -209,14 +212,6 @@ def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:
     return most or today
 
 
-def _requests(config: RunConfig) -> tuple[list[Request], list[Request] | None]:
-    """The requests; and if they are drawn, others drawn with another seed."""
-    requests = requests_of(config)
-    if config.workload.path is not None or config.workload.source != "synthetic":
-        return requests, None
-    return requests, requests_of(replace(config, seed=config.seed + 1))
-
-
 def _causes(config: RunConfig, segment: Segment) -> dict[str, float]:
     """What the time of requests went into, as shares, the largest first; of one engine alone."""
     if config.fleet.replicas > 1:
@@ -225,10 +220,6 @@ def _causes(config: RunConfig, segment: Segment) -> dict[str, float]:
     terms = observe(plan, served(plan).steps).terms_ms()
     whole = sum(terms.values())
     return {str(cause): ms / whole for cause, ms in terms.items() if whole and ms / whole >= _LEAST_SHARE}
-
-
-def _hardware(config: RunConfig) -> str:
-    return config.hardware.name if config.hardware is not None else ""
 
 
 def _of(segment: Segment) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.config import RunConfig
 from kvlab.kv.pools import POOLS
-from kvlab.lab.advise.outcome import Settings, devices_of
+from kvlab.lab.advise.simulations import Settings, devices_of
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import RunConfig
-from kvlab.lab.advise.outcome import Outcome
+from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS, UNKNOWN_PAIRS, PairErrors
 
 HOLDS = 0.99  # share of requests within the limits

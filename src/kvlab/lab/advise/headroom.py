@@ -12,9 +12,8 @@ from kvlab.core import Request
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools import POOLS
 from kvlab.lab.advise.changes import TrafficFacts
-from kvlab.lab.advise.outcome import Outcome
-from kvlab.lab.prefix_replay.parallel import Task, replay_all
-from kvlab.lab.prefix_replay.replay import BELADY
+from kvlab.lab.advise.simulations import Outcome
+from kvlab.lab.prefix_replay.replay import BELADY, Task, replay_all
 from kvlab.lab.prefix_replay.reuse import reuse_distances
 from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
 from kvlab.workloads.describe import unknown_prompts

@@ -12,9 +12,8 @@ from kvlab.config.groups import with_settings
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.changes import Change, TrafficFacts, layouts_of, merged, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal
-from kvlab.lab.advise.outcome import Outcome
 from kvlab.lab.advise.segments import Segment
-from kvlab.lab.advise.simulations import Simulations
+from kvlab.lab.advise.simulations import Outcome, Simulations
 
 _NEARLY = 0.9  # of the largest gain: among such changes the cheapest is taken
 _KINDS = 5  # of single changes that are tried on top of the best

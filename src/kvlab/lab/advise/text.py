@@ -80,10 +80,7 @@ def _changes(advice: Advice) -> Table:
         cells = (f"{plan.gain.value:+.1f}", f"{plan.again.value:+.1f}", gain_text(plan.seen).partition(", ")[2])
         table.add_section()
         table.add_row(
-            f"the plan: {' '.join(plan.settings)}",
-            *cells,
-            *([_price(plan.figures)] if priced else []),
-            plan.cost,
+            f"the plan: {' '.join(plan.settings)}", *cells, *([_price(plan.figures)] if priced else []), plan.cost
         )
     return table
 

@@ -151,14 +151,6 @@ class GridSize(NamedTuple):
     columns: int
 
 
-def pool_grid(
-    events: BlockEvents, num_blocks: int, step_starts: ArrayLike, end_s: float, size: GridSize
-) -> PoolGrid:
-    """A run on a grid. Steps that began at one time share a column."""
-    (grid,) = pool_grids(events, num_blocks, step_starts, end_s, [size])
-    return grid
-
-
 def pool_grids(
     events: BlockEvents,
     num_blocks: int,
@@ -167,7 +159,9 @@ def pool_grids(
     sizes: Sequence[GridSize],
     tenants: NDArray[np.int64] | None = None,
 ) -> list[PoolGrid]:
-    """The same on grids of several sizes, for which the events are followed once; `tenants` as in `stretches`."""
+    """A run on grids of several sizes, for which the events are followed once; `tenants` as in `stretches`. Steps
+    that began at one time share a column.
+    """
     starts = np.asarray(step_starts, dtype=np.float64)
     canvases = [_Canvas(num_blocks, starts, end_s, size) for size in sizes]
     share = min(_TOGETHER / max(len(events.block), 1), 1)

@@ -144,12 +144,7 @@ def _draw_prefixes(axes: Any, at: Column, queries: Column, hits: Column) -> None
 
 
 def _draw_sequences(
-    axes: Any,
-    at: Column,
-    lines: Mapping[str, Column],
-    preempted_at: Column,
-    *,
-    below: float = -0.3,
+    axes: Any, at: Column, lines: Mapping[str, Column], preempted_at: Column, *, below: float = -0.3
 ) -> None:
     """The lines `running` and `waiting`, or one of them, and a mark for each preemption."""
     times, *thinned = style.thin(at, *lines.values())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvlab.core import StepRecord
 from kvlab.core.step_log import StepLog
@@ -86,9 +87,7 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
     """The grid in colours, [rows, columns, 3]. Where a row is several blocks, a cell is paler the fewer of them are
     in use, but never too pale to be seen.
     """
-    colours = holder_colours(grid)
-    values, where = np.unique(grid.cells, return_inverse=True)
-    painted = np.array([to_rgb(colours[value]) for value in values.tolist()])[where.reshape(grid.cells.shape)]
+    painted = _painted(grid, {holder: to_rgb(colour) for holder, colour in holder_colours(grid).items()})
     if grid.blocks_per_row > 1:
         kept = np.where(grid.cells == PINNED, grid.cached, 0)
         used, cached = (grid.in_use + kept)[..., None], (grid.cached - kept)[..., None]
@@ -104,21 +103,17 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
 
 def pool_map_figure(grid: PoolGrid | None, *, unit: str = "block") -> Figure:
     """Block by time; None: no block was allocated."""
-    figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
     if grid is None:
+        figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
         style.title(axes, f"Each {unit} of the pool over time")
         style.nothing(axes, f"no {unit} was allocated")
         return figure
-    extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
-    axes.imshow(pool_image(grid), extent=extent, aspect="auto", interpolation="nearest")
-    axes.set_ylim(grid.num_blocks, 0)
-    style.whole(axes.yaxis)
     note = "white is free"
     if grid.blocks_per_row > 1:
         note += f"; a row is {grid.blocks_per_row} {unit}s, paler where fewer of them are in use"
     one = has_one_colour(grid)
     what = "free, cached and in use" if one else "by the sequence that holds them"
-    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, {what}", note)
+    figure, axes = _pool_axes(grid, pool_image(grid), unit, what, note)
     present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
     several = tuple(Patch(color=colour) for colour in ([style.BLUE] if one else style.SEQUENCES[:4]))
     handles = [several, *(Patch(color=colour) for _, colour in present)]
@@ -140,20 +135,15 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     tenants = np.array([names.index(salt) for salt in salts])
     blocks, end = steps[-1].pool.blocks_total if steps[-1].pool else 1, steps[-1].end_s
     (grid,) = pool_grids(events, blocks, steps.column("start_s"), end, [GridSize(400, 800)], tenants)
-    colours = {FREE: np.array(to_rgb(style.FREE))}
+    colours: dict[int, ArrayLike] = {FREE: to_rgb(style.FREE)}
     for number in np.unique(grid.cells[grid.cells >= 0]).tolist():
-        colour = np.array(to_rgb(style.SEQUENCES[number // TENANT_STATES % len(style.SEQUENCES)]))
-        colours[number] = _shade(colour, number % TENANT_STATES)
-    values, where = np.unique(grid.cells, return_inverse=True)
-    painted = np.array([colours[value] for value in values.tolist()])[where.reshape(grid.cells.shape)]
+        tenant, state = divmod(number, TENANT_STATES)
+        colour = np.array(to_rgb(style.SEQUENCES[tenant % len(style.SEQUENCES)]))
+        colours[number] = (colour, 0.7 + 0.3 * colour, 0.55 * colour)[state]  # in use, cached, pinned and cached
     weight = np.where(grid.in_use > 0, np.maximum(grid.in_use, _PALEST), 0)[..., None]
-    figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
-    extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
-    axes.imshow(painted * weight + 1 - weight, extent=extent, aspect="auto", interpolation="nearest")
-    axes.set_ylim(grid.num_blocks, 0)
-    style.whole(axes.yaxis)
+    image = _painted(grid, colours) * weight + 1 - weight
     note = "full colour: in use; pale: free, content cached; dark: free, content pinned; white: free"
-    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, by the salt of their tenant", note)
+    figure, axes = _pool_axes(grid, image, unit, "by the salt of their tenant", note)
     shown = [str(name or "no salt")[:20] for name in names[: len(style.SEQUENCES)]]
     shown[-1] += ", ..." if len(names) > len(shown) else ""
     handles = [Patch(color=colour) for colour in style.SEQUENCES[: len(shown)]]
@@ -161,6 +151,18 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     return figure
 
 
-def _shade(colour: NDArray[np.float64], state: int) -> NDArray[np.float64]:
-    """A tenant's colour where its block is in use, cached, or pinned and cached."""
-    return (colour, 0.7 + 0.3 * colour, 0.55 * colour)[state]
+def _painted(grid: PoolGrid, colours: Mapping[int, ArrayLike]) -> NDArray[np.float64]:
+    """The cells in the colours of their holders, [rows, columns, 3]."""
+    values, where = np.unique(grid.cells, return_inverse=True)
+    return np.array([colours[value] for value in values.tolist()])[where.reshape(grid.cells.shape)]
+
+
+def _pool_axes(grid: PoolGrid, image: NDArray[Any], unit: str, what: str, note: str) -> tuple[Figure, Axes]:
+    """A figure with the image of a grid, block by time, and its title."""
+    figure, axes = style.new_axes(5.3, "time, s", f"{unit} of the pool", grid="")
+    extent = (0, grid.end_s, len(grid.cells) * grid.blocks_per_row, 0)
+    axes.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
+    axes.set_ylim(grid.num_blocks, 0)
+    style.whole(axes.yaxis)
+    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, {what}", note)
+    return figure, axes

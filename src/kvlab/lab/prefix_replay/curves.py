@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.errors import ConfigError
-from kvlab.lab.prefix_replay.parallel import Task, replay_all
-from kvlab.lab.prefix_replay.replay import BELADY
+from kvlab.lab.prefix_replay.replay import BELADY, Task, replay_all
 from kvlab.lab.prefix_replay.reuse import Reuse, reuse
 from kvlab.lab.prefix_replay.traffic import Traffic
 

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from struct import unpack
+from typing import NamedTuple
+
+import numpy as np
+
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy
+from kvlab.kv.eviction import EVICTION_POLICIES, EvictionPolicy, RankedEviction
 from kvlab.kv.eviction.cost import CostEviction
 from kvlab.kv.prefix import Prefix, PrefixIndex
-from kvlab.lab.prefix_replay.belady import BeladyEviction
-from kvlab.lab.prefix_replay.traffic import Traffic, Visit
+from kvlab.lab.prefix_replay.traffic import NEVER, Traffic, Visit
+from kvlab.lab.processes import in_processes
 
 BELADY = "belady"
+_BLOCK_BYTES = 1_000  # of a replay, for each block of its pool
+_WORTH = 300_000  # blocks to be looked up and stored, below which processes take longer than they save
+
+
+class BeladyEviction(RankedEviction):
+    """Evicts the block whose next use is farthest. O(log n). For replays alone: `visit` tells it the future.
+
+    No policy finds more. Who uses a block uses its parent too, so that the block used farthest from now is always
+    one without a cached child: the contract costs this policy nothing, and what it keeps is found, without gaps.
+    For whole blocks that each visit has to take at once, the exchange argument of paging holds as it stands.
+    """
+
+    def __init__(self, contents: int) -> None:
+        super().__init__()
+        self._next_uses = np.full(contents, NEVER)
+        self._contents: dict[int, int] = {}  # the number of each block's content
+
+    def visit(self, visit: Visit) -> None:
+        """This visit is next: what it uses has been used when a block is let go."""
+        self._next_uses[visit.contents] = visit.next_uses
+
+    def rank(self, block: int) -> float:
+        return -int(self._next_uses[self._contents[block]])
+
+    def filled(self, contents: Mapping[int, Prefix]) -> None:
+        for block, node in contents.items():
+            (self._contents[block],) = unpack("q", node.tokens)
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        super().forget(blocks)
+        for block in blocks:
+            self._contents.pop(block, None)
 
 
 def replay(traffic: Traffic, policy: str, num_blocks: int, concurrency: int = 1) -> int:
@@ -73,3 +111,31 @@ class _Replay:
 
     def _end(self, visit: Visit) -> None:
         self._allocator.free(self._held.pop(visit)[::-1])
+
+
+class Task(NamedTuple):
+    """One replay."""
+
+    policy: str
+    num_blocks: int
+
+
+def replay_all(
+    traffic: Traffic, tasks: Sequence[Task], concurrency: int, *, cores: int = 1, memory: int | None = None
+) -> Iterator[tuple[Task, int]]:
+    """The blocks that each replay finds, as they end, on so many cores and within so many bytes. For little work
+    there are no processes. Raises CapacityError if one was killed.
+    """
+    processes = cores
+    if memory is not None:
+        processes = min(processes, memory // (_BLOCK_BYTES * max((task.num_blocks for task in tasks), default=1)))
+    if sum(visit.blocks for visit in traffic.visits) * len(tasks) < _WORTH:
+        processes = 1
+
+    def work(task: Task) -> int:
+        return replay(traffic, *task, concurrency)
+
+    # The largest first, so that none is left for the end.
+    ordered = sorted(tasks, key=lambda task: -task.num_blocks) if processes > 1 else tasks
+    killed = "a process of the replay was killed, perhaps for memory: take fewer or smaller kv.num_blocks"
+    yield from in_processes(work, ordered, processes, killed=killed)

@@ -14,17 +14,8 @@ from kvlab.lab.results.metric import COST, GAIN, NEUTRAL, SPEED, TIME, Direction
 
 #: Columns of steps.parquet that the tracking store follows as `series/<name>`.
 SERIES = (
-    "running",
-    "waiting",
-    "blocks_in_use",
-    "blocks_cached",
-    "shared_blocks",
-    "tokens_in_use",
-    "blocks_allocated",
-    "blocks_freed",
-    "evicted_blocks",
-    "prefill_tokens",
-    "decode_tokens",
+    *("running", "waiting", "blocks_in_use", "blocks_cached", "shared_blocks", "tokens_in_use"),
+    *("blocks_allocated", "blocks_freed", "evicted_blocks", "prefill_tokens", "decode_tokens"),
 )
 
 #: Percentages that it follows beside them, made of those columns.

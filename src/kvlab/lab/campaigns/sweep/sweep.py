@@ -103,12 +103,7 @@ class Sweep:
 
 
 def open_sweep(
-    plan: SweepPlan,
-    configs: Sequence[RunConfig | None],
-    directory: Path,
-    tracking: TrackingConfig,
-    *,
-    resume: bool,
+    plan: SweepPlan, configs: Sequence[RunConfig | None], directory: Path, tracking: TrackingConfig, *, resume: bool
 ) -> Sweep:
     """Look up what is done, open the parent run, write the plan, announce it.
 

@@ -1,0 +1,186 @@
+"""The searches of `kvlab tune find=`: the largest arrival rate, the least number of replicas, the best split."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from kvlab.config import RunConfig
+from kvlab.errors import ConfigError
+from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch
+from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
+from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.results.metrics import ATTAINMENT
+from kvlab.lab.results.tables import count, new_table
+
+_MOST = 64  # replicas that are tried, unless fleet.replicas says
+
+
+class RateSearch(LimitSearch):
+    """Finds the largest rate that keeps `attainment` percent of the requests within their limits."""
+
+    find, files, asked = "rate", "rates", "the largest"
+
+    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
+        return rate_range(config, settings.rates)
+
+    def tries(self) -> Generator[float, bool, Bracket]:
+        return bracket(self.range, self.precision)
+
+    def answers(self, limits: Bracket) -> bool:
+        return limits.holds is not None and limits.fails is not None
+
+    def span(self) -> str:
+        return f"{super().span()}, to {self.precision:g} %"
+
+    def result(self, limits: Bracket) -> list[str]:
+        if limits.holds is None:
+            least = min(self.ended)
+            has = f"even {self.point(least)}, the lowest rate tried, has {self.shares(least)}"
+            return [f"no rate holds: {has}; take wider limits, or try lower ones (rates=LOW-HIGH)"]
+        holds = f"{self.point(limits.holds)}{self._per_second(limits.holds)}"
+        if limits.fails is None:
+            has = f"even {holds}, the highest rate tried, has {self.shares(limits.holds)}"
+            return [f"every rate holds: {has}; take more requests, or try higher ones (rates=LOW-HIGH)"]
+        return [
+            f"largest: {holds}: {self.shares(limits.holds)}; found in {count(len(self.ended), 'run')}",
+            f"above it: {self.point(limits.fails)}: {self.shares(limits.fails)}",
+            *self.errors(limits.holds, max),
+            self.command(limits.holds),
+        ]
+
+    def _per_second(self, rate: float) -> str:
+        """Of a trace: how many requests arrive per second at this scale."""
+        if self.range.key == "workload.rate":
+            return ""
+        profile = self.summary(rate).get("workload") or {}
+        last = profile.get("last_arrival_s")
+        return f" ({profile['num_rows'] / last:.3g} requests per second)" if last else ""
+
+
+class ReplicaSearch(LimitSearch):
+    """Finds the least number of replicas that keeps `attainment` percent of the requests within their limits."""
+
+    find, files, asked = "replicas", "replicas", "the least"
+    column = "replicas"  # of the table, what was tried
+
+    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
+        if not config.slo.limits:
+            text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
+            raise ConfigError("find", self.find, text)
+        if config.engine.kind != "kvlab":
+            text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
+            raise ConfigError("find", self.find, text)
+        if config.fleet.groups:
+            text = f"find={self.find} searches a number of equal replicas; sweep over fleet.groups instead"
+            raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
+        most = config.fleet.replicas
+        return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
+
+    def tries(self) -> Generator[float, bool, Bracket]:
+        return least(int(self.range.high))
+
+    def answers(self, limits: Bracket) -> bool:
+        return limits.holds is not None
+
+    def result(self, limits: Bracket) -> list[str]:
+        self._print_table()
+        if limits.holds is None:
+            most = max(self.ended)
+            has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
+            return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
+        held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
+        below = [f"below it: {self.point(limits.fails)}: {self.shares(limits.fails)}"] if limits.fails else []
+        errors = self.errors(limits.holds, min)
+        return [f"{held}; found in {count(len(self.ended), 'run')}", *below, *errors, self.command(limits.holds)]
+
+    def named(self, value: float) -> str:
+        """What was tried, in the table."""
+        return f"{value:g}"
+
+    def replicas(self, value: float) -> int:
+        """How many serve then."""
+        return int(value)
+
+    def _print_table(self) -> None:
+        """A row for each value that was tried."""
+        table = new_table(self.column, "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
+        for value, ended in sorted(self.ended.items()):
+            devices = self.replicas(value) * self.base.config.executor.devices
+            metrics, goodput = ended.metrics, ended.metrics[GOODPUT]
+            times = (metrics.get(f"latency/{name}_ms_p99") for name in ("ttft", "tpot"))
+            table.add_row(
+                self.named(value),
+                f"{devices:,}",
+                f"{metrics[ATTAINMENT]:.1f} %",
+                f"{goodput:.2f} req/s",
+                f"{goodput / devices:.3f}",
+                *("-" if time is None else f"{time:,.0f} ms" for time in times),
+            )
+        self.console.print(table)
+
+
+def least(most: int) -> Generator[float, bool, Bracket]:
+    """Yields the numbers to try and is sent whether each holds: 1, 2, 4 and so on up to `most` until one holds,
+    then the middle between that and the largest that does not.
+    """
+    holds: int | None = None
+    fails: int | None = None
+    number = 1
+    while True:
+        if (yield number):
+            holds = number
+        else:
+            fails = number
+        if holds is None:
+            if number >= most:
+                return Bracket(None, fails)
+            number = min(2 * number, most)
+        elif holds - (fails or 0) <= 1:
+            return Bracket(holds, fails)
+        else:
+            number = (holds + (fails or 0)) // 2
+
+
+class SplitSearch(ReplicaSearch):
+    """Tries every split of `fleet.replicas` into some that compute prompts and others that decode, and none, for
+    the most requests a second within their limits.
+    """
+
+    find = files = "split"
+    column = "prefill : decode"
+
+    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
+        super().range_of(config, settings)
+        replicas = config.fleet.replicas
+        if replicas < 2:
+            text = "leaves nothing to split; find=split needs at least 2, of which it tries each split"
+            raise ConfigError("fleet.replicas", replicas, text)
+        return RateRange("fleet.prefill", 0, 0, replicas - 1)
+
+    def question(self, limits: str) -> str:
+        return (
+            f"the {self.range.key} of {self.replicas(0)} replicas with the most requests a second within {limits}"
+        )
+
+    def tries(self) -> Generator[float, bool, Bracket]:
+        """All: goodput over the split may have several tops, as prompts and outputs come."""
+        for prefill in range(int(self.range.high) + 1):
+            _ = yield prefill  # it is sent whether that holds
+        best = min(self.ended, key=lambda prefill: (-self.ended[prefill].metrics[GOODPUT], prefill))
+        return Bracket(best if self.ended[best].metrics[GOODPUT] else None)
+
+    def result(self, found: Bracket) -> list[str]:
+        self._print_table()
+        if found.holds is None:
+            text = "no split has a request within its limits; take wider limits, or more replicas"
+            return [f"{text} (fleet.replicas)"]
+        best = f"best: {self.named(found.holds)} ({self.point(found.holds)}): {self.shares(found.holds)}"
+        errors = self.errors(found.holds)
+        return [f"{best}; of {count(len(self.ended), 'run')}", *errors, self.command(found.holds)]
+
+    def named(self, value: float) -> str:
+        prefill, replicas = int(value), self.base.config.fleet.replicas
+        return f"{prefill} : {replicas - prefill}" if prefill else "no split"
+
+    def replicas(self, value: float) -> int:
+        return self.base.config.fleet.replicas
