@@ -93,6 +93,23 @@ Feature: Fleets
       And 5 requests found 16 tokens or more, and no block leaked
       And its metrics have 32 as "fleet/store_hit_tokens"
 
+  Rule: A replica may pull a prefix that another has
+
+    @R28.19 @R28.20
+    Scenario Outline: A prefix that another replica has computed is pulled <when>
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=3 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.neighbours=true <settings>" on a tiny model
+      Then all 3 requests were completed
+      And <found> requests found 16 tokens or more, and no block leaked
+      And its metrics have <tokens> as "fleet/pulled_hit_tokens"
+      And its metrics have <twice> as "fleet/duplicate_tokens_peak"
+      And its requests pulled "<pulled>" tokens
+
+      Examples:
+        | when                        | settings                    | found | tokens | pulled  | twice |
+        | where that is cheaper       | fleet.link.setup_us=0 fleet.link.piece_us=0 fleet.link.gb_s=1000 | 2     | 32     | 0 16 16 | 32    |
+        | not where computing is      | fleet.link.setup_us=1e6     | 0     | 0      | 0 0 0   | 32    |
+        | always where that was asked | fleet.link.setup_us=1000 fleet.pull=always | 2     | 32     | 0 16 16 | 32    |
+
   Rule: Replicas start and stop as the load asks for
 
     @R28.17
@@ -122,8 +139,10 @@ Feature: Fleets
         | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1       |
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
-        | fleet.replicas=3 fleet.store=1GiB fleet.prefill=1      | fleet.store=1GiB: is of replicas that do both prefill and decode                               |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
+        | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
+        | fleet.replicas=3 fleet.neighbours=true kv.offload=1MiB scheduler.preemption.mode=swap | fleet.neighbours=true: what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute |
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |

@@ -70,6 +70,11 @@ def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
     no_leak(commands)
 
 
+@then(parsers.parse('its requests pulled "{tokens}" tokens'))
+def pulled_tokens(commands: list[Command], tokens: str) -> None:
+    assert " ".join(str(row["pulled_tokens"]) for row in commands[-1].rows("requests.parquet")) == tokens
+
+
 @then("no block leaked")
 def no_leak(commands: list[Command]) -> None:
     assert commands[-1].summary["metrics"]["kv/leaked_blocks"] == 0

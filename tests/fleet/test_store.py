@@ -42,8 +42,8 @@ def test_what_one_replica_has_computed_the_next_finds_when_it_has_come() -> None
     first = log.records[2].first_token_s
     assert first is not None
     assert first - 0.1 > 0.005  # it was loaded, over a link that takes so long
-    assert sum(side.counts.hits for side in fleet.sides) == 4
-    assert sum(side.counts.stored for side in fleet.sides) == 4  # once, although two replicas computed it
+    assert sum(side.counts.hits for side in fleet.sides.values()) == 4
+    assert sum(side.counts.stored for side in fleet.sides.values()) == 4  # once, although two replicas computed it
 
 
 def test_a_store_that_is_full_keeps_what_was_used_last() -> None:

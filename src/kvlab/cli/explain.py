@@ -180,6 +180,12 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
     )
     for hop in told.hops.get(key[0], ()):
         console.print(_sent(told, hop))
+    for pull in told.pulls.get(key[0], ()):
+        milliseconds = 1000 * (pull.end_s - pull.ready_s)
+        console.print(
+            f"at {pull.ready_s:,.3f} s {pull.tokens:,} tokens pulled from replica {pull.source} in "
+            f"{milliseconds:,.1f} ms"
+        )
     console.print()
     _show_terms(told.terms_of(key), console, "from arrival to end")
     first_ms = told.first_token_ms(key)
@@ -259,6 +265,7 @@ def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[
                     {"at_s": hop.at_s, "stage": hop.stage, "among": hop.among, **asdict(hop.choice)}
                     for hop in told.hops.get(key[0], ())
                 ],
+                "pulled": [asdict(pull) for pull in told.pulls.get(key[0], ())],
             }
         )
     return {

@@ -81,13 +81,19 @@ CONDITIONS = (
             "life",
             "scale",
             "store",
+            "neighbours",
         )
     ),
     Condition("fleet.split_tokens", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"),
     Condition(
         "fleet.link",
-        lambda config: bool(config.fleet.prefill or config.fleet.store),
-        "fleet.prefill of 1 or more, and fleet.store",
+        lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),
+        "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
+    ),
+    Condition(
+        "fleet.pull",
+        lambda config: bool(config.fleet.store or config.fleet.neighbours),
+        "fleet.store and fleet.neighbours",
     ),
     Condition(
         "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"

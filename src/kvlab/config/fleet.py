@@ -16,6 +16,7 @@ PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
 SCALES = ("queue", "kv", "rate")
+PULLS = ("auto", "always", "cheaper")
 LIVES = ("die", "drain", "return")
 
 
@@ -103,6 +104,8 @@ class FleetConfig:
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
     store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
+    neighbours: bool = False  # a prefix that another replica holds is pulled from it over fleet.link
+    pull: str = "auto"  # always; cheaper than computing, as predicted; auto: cheaper of neighbours, always of store
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
@@ -135,6 +138,7 @@ class FleetConfig:
             text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
             raise ConfigError("fleet.prefill", self.prefill, text)
         registry("fleet.router").check(self.router)
+        one_of("fleet.pull", self.pull, PULLS)
         one_of("fleet.load", self.load, LOADS)
         one_of("fleet.prefixes", self.prefixes, PREFIXES)
         at_least("fleet.load_s", self.load_s, 0.001, MOST)
@@ -143,9 +147,6 @@ class FleetConfig:
         at_least("fleet.temperature", self.temperature, 0, MOST)
         if not 0 <= self.events_lost <= 1:
             raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
-        if self.store is not None and self.prefill:
-            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
-            raise ConfigError("fleet.store", self.store, text)
         self._check_left(self.events)
         if self.scale.on is not None:
             if self.scale.least > self.replicas:

@@ -31,7 +31,7 @@ class Split:
         self.transfers: list[Transfer] = []
         self.prefilling: Sequence[int] = range(prefill)
         self.decoding: Sequence[int] = range(prefill, len(rates))
-        self.tiers = {index: self._tier(rates[index], index) for index in self.decoding}
+        self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
@@ -118,5 +118,4 @@ class Split:
         if source is not None:
             replica = self._fleet.replicas[source]
             replica.core.release(name)
-            if replica.engine.has_work():  # it may have waited for blocks
-                replica.due_s = min(replica.due_s, max(now, replica.engine.clock.now()))
+            replica.wake(now)

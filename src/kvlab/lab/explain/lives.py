@@ -146,6 +146,13 @@ class Life:
                 self.parts.append(last._replace(end_s=end_s))
                 self.until_s = end_s
 
+    def rename(self, cause: Cause, other: Cause) -> None:
+        """What it did for one cause was for another."""
+        self.parts = [
+            part._replace(cause=other) if isinstance(part, Interval) and part.cause is cause else part
+            for part in self.parts
+        ]
+
     def follow(self, own: Life) -> None:
         """From its last time on it did what another life of the request says."""
         for part in own.parts:

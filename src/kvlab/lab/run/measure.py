@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.lab.explain.prompt_tokens import Reason
-from kvlab.lab.results.fleet import fleet_metrics
+from kvlab.lab.results.fleet import duplicate_metrics, fleet_metrics, pull_metrics
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
@@ -28,6 +28,10 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
                 metrics["fleet/store_written_blocks"] = log.store.stored
                 metrics["fleet/store_loaded_blocks"] = log.store.loaded
                 metrics["fleet/store_hit_tokens"] = log.store.hits * own.pool.block_size
+            if log.pulls is not None:
+                metrics |= pull_metrics(log.pulls, log.pulled_hits * own.pool.block_size)
+            if log.holdings is not None:
+                metrics |= duplicate_metrics(log.holdings.duplicates)
             if own.config.fleet.scale.on is not None:
                 metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
                 metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
