@@ -68,6 +68,32 @@ Feature: Fleets
       Then the command succeeds
       And its metrics have nothing as "fleet/transfers"
 
+    @R28.21
+    Scenario: Blocks are reserved first, and layers go as they are computed
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6" on a tiny model
+      And I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6 fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first fleet.link.send=layer" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+      And its routes.parquet has the stages "decode prefill" of each request
+      And its metrics have 6 as "fleet/transfers"
+      And no block leaked
+
+    @R28.21
+    Scenario: The less goes at once, the less of it shows behind the prompt
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1 workload.prompt_len=40 scheduler.max_batched_tokens=16 fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first fleet.link.setup_us=0 fleet.link.send=<send>" for each of these settings
+        | send   |
+        | layer  |
+        | chunk  |
+        | prompt |
+      Then each takes longer to pull than the one before
+
+    @R28.18
+    Scenario: Beside a split those that prefill read and write the store
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.prefill=2 fleet.store=1MiB" on a tiny model
+      Then all 6 requests were completed
+      And 5 requests found 16 tokens or more, and no block leaked
+      And its metrics have 16 as "fleet/store_hit_tokens"
+
   Rule: Replicas die, drain and return
 
     @R28.5
@@ -136,6 +162,9 @@ Feature: Fleets
         | fleet.replicas=2 fleet.prefill=1 kv.prefix_sharing=false | fleet.prefill=1: needs a prefix cache; use kv=paged                                          |
         | fleet.replicas=2 fleet.prefill=1 fleet.link.gb_s=0     | fleet.link.gb_s=0.0: must be more than 0: nothing would ever arrive                            |
         | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.prefixes=events: needs a prefix cache, and the replicas have none; use kv=paged          |
+        | fleet.replicas=2 fleet.prefill=1 fleet.handshake=first | fleet.handshake=first: unknown; known: prefill_first, decode_first                             |
+        | fleet.replicas=2 fleet.prefill=1 fleet.link.send=token | fleet.link.send=token: unknown; known: prompt, chunk, layer                                    |
+        | fleet.replicas=2 fleet.prefill=1 fleet.link.send=layer | fleet.link.send=layer: sends to blocks that are reserved before the prefill; use fleet.handshake=decode_first |
         | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1       |
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |

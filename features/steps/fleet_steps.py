@@ -70,6 +70,14 @@ def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
     no_leak(commands)
 
 
+@then(parsers.parse('its routes.parquet has the stages "{stages}" of each request'))
+def has_stages(commands: list[Command], stages: str) -> None:
+    found: dict[str, list[str]] = {}
+    for row in commands[-1].rows("routes.parquet"):
+        found.setdefault(row["request_id"], []).append(row["stage"])
+    assert {" ".join(each) for each in found.values()} == {stages}
+
+
 @then(parsers.parse('its requests pulled "{tokens}" tokens'))
 def pulled_tokens(commands: list[Command], tokens: str) -> None:
     assert " ".join(str(row["pulled_tokens"]) for row in commands[-1].rows("requests.parquet")) == tokens

@@ -65,7 +65,7 @@ def fleet_of(
 
     pool = plan.pool
     page_bytes = pool.block_size * pool.bytes_per_slot
-    rate = LinkRate(fleet.link, 1, page_bytes, 2 * plan.model.num_layers)
+    rate = LinkRate(fleet.link, 1, page_bytes, 2 * plan.model.num_layers, layers=4)
     store = SharedStore(int(fleet.store), page_bytes) if fleet.store is not None else None
     times = [lambda before, tokens: prefill_s * tokens] * fleet.replicas
     makers, rates = [make] * fleet.replicas, [rate] * fleet.replicas
@@ -182,7 +182,13 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     """Random routers, links, lives, stores, pulls and aborts."""
     draw = random.Random(seed)
     replicas = draw.randrange(2, 5)
-    link = LinkConfig(gb_s=draw.choice((0.0001, 1.0)), piece_us=draw.choice((0.0, 50.0)))
+    is_decode_first = is_split and draw.random() < 0.6
+    link = LinkConfig(
+        gb_s=draw.choice((0.0001, 1.0)),
+        piece_us=draw.choice((0.0, 50.0)),
+        setup_us=draw.choice((0.0, 400.0)),
+        send=draw.choice(("prompt", "chunk", "layer")) if is_decode_first else "prompt",
+    )
     settings = FleetConfig(
         replicas=replicas,
         router=draw.choice(ROUTERS.names()),
@@ -190,6 +196,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         events_lost=draw.choice((0.0, 0.5)),
         prefill=draw.randrange(1, replicas) if is_split else 0,
         split_tokens=draw.choice((0, 20)),
+        handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
         life=[] if is_split else _lives(draw, replicas),
         store=draw.choice((None, "10", "100")),

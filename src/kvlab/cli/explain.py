@@ -212,7 +212,9 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
 def _sent(told: Explanation, hop: Routed) -> str:
     """Where the router sent a request, and why."""
     names, (chosen, scores) = told.plan.config.fleet.names, (hop.choice.replica, hop.choice.scores)
-    text = f"at {hop.at_s:,.3f} s {_STAGES[hop.stage]}to replica {chosen}{f', {names[chosen]}' if names else ''}"
+    is_first = hop.stage == "decode" and hop is told.hops[hop.request_id][0]
+    stage = "for blocks of its prompt " if is_first else _STAGES[hop.stage]
+    text = f"at {hop.at_s:,.3f} s {stage}to replica {chosen}{f', {names[chosen]}' if names else ''}"
     if len(scores) == len(hop.among):
         by_score = sorted(zip(scores, hop.among, strict=True), key=lambda pair: pair[1] != chosen)
         shown = ", ".join(f"{index}: {score:,.3g}" for score, index in by_score[:_MOST_SCORES])

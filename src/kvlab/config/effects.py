@@ -84,7 +84,10 @@ CONDITIONS = (
             "neighbours",
         )
     ),
-    Condition("fleet.split_tokens", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"),
+    *(
+        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
+        for name in ("split_tokens", "handshake")
+    ),
     Condition(
         "fleet.link",
         lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),

@@ -15,6 +15,8 @@ LOADS = ("auto", "exact", "polled")
 PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
+SENDS = ("prompt", "chunk", "layer")
+HANDSHAKES = ("prefill_first", "decode_first")
 SCALES = ("queue", "kv", "rate")
 PULLS = ("auto", "always", "cheaper")
 LIVES = ("die", "drain", "return")
@@ -36,6 +38,7 @@ class LinkConfig:
     setup_us: float = 400.0  # of a transfer, before its first byte moves
     piece_us: float = 1.0  # of each piece, one after the other
     pieces: str = "layer"  # what is one piece: K or V of one layer of a block; or a block, of all layers
+    send: str = "prompt"  # what goes at once, as soon as it is computed: prompt; chunk of a step; layer of a chunk
 
     def __post_init__(self) -> None:
         if not 0 < self.gb_s <= MOST:
@@ -43,6 +46,7 @@ class LinkConfig:
         at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
         at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
         one_of("fleet.link.pieces", self.pieces, PIECES)
+        one_of("fleet.link.send", self.send, SENDS)
 
 
 @dataclass
@@ -102,6 +106,7 @@ class FleetConfig:
     groups: list[dict[str, Any]] = field(default_factory=list)  # unequal ones: [{count:4},{count:2,hardware:l4}]
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
+    handshake: str = "prefill_first"  # decode_first: blocks are reserved where it decodes before its prefill begins
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
     store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
     neighbours: bool = False  # a prefix that another replica holds is pulled from it over fleet.link
@@ -139,6 +144,10 @@ class FleetConfig:
             raise ConfigError("fleet.prefill", self.prefill, text)
         registry("fleet.router").check(self.router)
         one_of("fleet.pull", self.pull, PULLS)
+        one_of("fleet.handshake", self.handshake, HANDSHAKES)
+        if self.prefill and self.link.send != "prompt" and self.handshake != "decode_first":
+            text = "sends to blocks that are reserved before the prefill; use fleet.handshake=decode_first"
+            raise ConfigError("fleet.link.send", self.link.send, text)
         one_of("fleet.load", self.load, LOADS)
         one_of("fleet.prefixes", self.prefixes, PREFIXES)
         at_least("fleet.load_s", self.load_s, 0.001, MOST)

@@ -11,6 +11,7 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
+from kvlab.fleet.decode_first import DecodeFirst
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.hot_prefixes import HotPrefix
@@ -46,7 +47,8 @@ def build_fleet(
     """
     every, split, tiers = range(len(makers)), None, dict[int, list[Tier]]()
     if config.prefill:
-        split = Split(rates, config.prefill, config.split_tokens)
+        kind = DecodeFirst if config.handshake == "decode_first" else Split
+        split = kind(rates, config.prefill, config.split_tokens)
         tiers = {index: [tier] for index, tier in split.tiers.items()}
     sides, neighbours, ends = dict[int, StoreSide](), list[NeighbourTier](), [LinkEnd() for _ in every]
     for index, rate in enumerate(rates):

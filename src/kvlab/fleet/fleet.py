@@ -76,6 +76,9 @@ class Splitting(Protocol):
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives that is. Raises RequestRefusedError."""
 
+    def stepped(self, replica: Replica, record: StepRecord) -> None:
+        """A replica has taken a step."""
+
 
 class Fleet:
     """A ServingEngine of ServingEngines, each with a clock of its own.
@@ -138,7 +141,8 @@ class Fleet:
                 heapq.heapify(self._events)
                 event.end(FinishReason.ABORTED, self.clock.now())
                 return True
-        return any(replica.engine.abort(request_id) for replica in self.replicas)
+        # Of two that have it the one that decodes, which comes behind, has the other let it go.
+        return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
 
     def step(self) -> StepRecord | None:
         """See ServingEngine: a step of the replica that is due first."""
@@ -147,6 +151,8 @@ class Fleet:
         if replica is None:
             return None
         record = replica.step()
+        if self.split is not None and record is not None:
+            self.split.stepped(replica, record)
         self._stepped(replica, [] if record is None else [record.end_s])
         return record
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.core import Request, RequestRecord, SamplingParams, StepRecord
+from kvlab.engine.protocol import FinishCallback
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.base import Router
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import RoutedPrompt
-from kvlab.fleet.replica import Asked
+from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
 from kvlab.kv.tiers.remote import RemoteTier
 
@@ -51,8 +52,6 @@ class Split:
         """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""
         fleet, request = self._fleet, asked.request
         name = request.request_id
-        source = fleet.choose(self._router, routed, self.prefilling, now, "prefill")
-        replica = fleet.replicas[source]
 
         def prefilled(record: RequestRecord) -> None:
             if record.completed:
@@ -66,8 +65,17 @@ class Split:
             self._let_go(name, record.finished_s)
             asked.on_finish(record)
 
+        self._ask(request, routed, prefilled, now)
+
+    def stepped(self, replica: Replica, record: StepRecord) -> None:
+        """See Splitting: nothing is sent before a prompt is computed."""
+
+    def _ask(self, request: Request, routed: RoutedPrompt, prefilled: FinishCallback, now: float) -> None:
+        """A prompt goes to a replica that computes it, and keeps its blocks. Raises RequestRefusedError."""
+        name = request.request_id
+        source = self._sources[name] = self._fleet.choose(self._router, routed, self.prefilling, now, "prefill")
+        replica = self._fleet.replicas[source]
         replica.core.keep(name)
-        self._sources[name] = source
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
         try:
             replica.submit(Asked(replace(request, sampling=prompt_alone), None, prefilled), now)

@@ -43,6 +43,7 @@ class LinkRate:
     devices: int
     block_bytes: int  # of all devices
     pieces_per_block: int  # that each device sends
+    layers: int = 1  # of the model
 
     def seconds(self, num_bytes: int) -> float:
         """How long so many bytes take, those of whole blocks, with nothing before them."""

@@ -298,8 +298,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("fleet/transfer_bytes", "K and V pulled", "bytes", "bytes of these", in_table=True, optional=True),
         *(replace(entry, in_table=True, optional=True) for entry in family_of(
             "fleet/transfer_ms_*", ("p50", "p99"), "K and V pulled, *", "ms",
-            "from the moment at which a replica has blocks for a prompt until its K and V are there, other "
-            "transfers that it waits for included", TIME, 1)),
+            "from the moment at which a replica has blocks for a prompt, and that is computed, until its K and V "
+            "are there, other transfers that it waits for included", TIME, 1)),
     ],
     "speculation": [
         Metric("speculation/proposed_tokens", "tokens proposed", "tokens",

@@ -210,6 +210,7 @@ def link_rates(plan: RunPlan) -> list[LinkRate]:
             min([each.config.executor.devices, *sending]),
             each.pool.block_size * each.pool.bytes_per_slot,
             pieces,
+            plan.model.num_layers,
         )
         for each in replicas
     ]
