@@ -278,6 +278,9 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                optional=True),
         Metric("fleet/pulled_hit_tokens", "prompt tokens pulled from neighbours", "tokens", "tokens of prompts "
                "whose K and V came from there", GAIN, 0, True, optional=True),
+        Metric("fleet/hit_rate_ceiling", "most that caches could find", "0 to 1", "tokens of prompts that one "
+               "cache would find which is never full and which all replicas have in common / those of all; where "
+               "`figures` or `fleet.neighbours` is true", NEUTRAL, 3, optional=True),
         Metric("fleet/duplicate_tokens_mean", "cached twice, mean", "tokens", "tokens that a replica's cache holds "
                "and another's too, over the run: of three copies two; counted where `figures` or "
                "`fleet.neighbours` is true", NEUTRAL, 0, optional=True),

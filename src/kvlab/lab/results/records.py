@@ -259,6 +259,10 @@ class RunRecord:
             sequence=table["sequence"].to_numpy(),
         )
 
+    def prefixes(self) -> Any:
+        """The table of prefixes.parquet; None where the run kept none."""
+        return self._read(PREFIXES)
+
     @cached_property
     def _fetched(self) -> bool:
         if self.fetch is not None:

@@ -10,6 +10,7 @@ from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.plan import PeerPlan, RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import Served
+from kvlab.workloads.prefixes import prefix_tree
 
 
 def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
@@ -32,6 +33,7 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
                 metrics |= pull_metrics(log.pulls, log.pulled_hits * own.pool.block_size)
             if log.holdings is not None:
                 metrics |= duplicate_metrics(log.holdings.duplicates)
+                metrics["fleet/hit_rate_ceiling"] = prefix_tree(own.requests, own.pool.block_size).most_hit_rate
             if own.config.fleet.scale.on is not None:
                 metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
                 metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
