@@ -119,6 +119,18 @@ Feature: Fleets
       And 5 requests found 16 tokens or more, and no block leaked
       And its metrics have 32 as "fleet/store_hit_tokens"
 
+    @R28.23
+    Scenario Outline: A router that counts what the store holds <what>
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 workload.num_groups=1 fleet.replicas=3 fleet.store=1MiB fleet.router=precise fleet.weights.kv=0 fleet.weights.queue=0 <settings>" on a tiny model
+      Then all 6 requests were completed
+      And 5 requests found 16 tokens or more, and no block leaked
+      And <requests> requests were sent to the replica of the first
+
+      Examples:
+        | what                              | settings               | requests |
+        | not, stays where the prefix is    | fleet.store_weight=0   | all      |
+        | in full, is free to go elsewhere  | fleet.store_weight=1   | not all  |
+
   Rule: A replica may pull a prefix that another has
 
     @R28.19 @R28.20
@@ -169,6 +181,7 @@ Feature: Fleets
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
         | fleet.replicas=3 fleet.neighbours=true kv.offload=1MiB scheduler.preemption.mode=swap | fleet.neighbours=true: what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute |

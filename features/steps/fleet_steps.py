@@ -96,6 +96,12 @@ def followed_prefixes(commands: list[Command], which: str) -> None:
     assert computed == groups if which == "all" else computed > groups
 
 
+@then(parsers.re("(?P<which>all|not all) requests were sent to the replica of the first"))
+def stayed(commands: list[Command], which: str) -> None:
+    replicas = {row.get("replica") or 0 for row in commands[-1].rows("requests.parquet")}
+    assert (len(replicas) == 1) == (which == "all")
+
+
 @then("each takes longer to pull than the one before")
 def longer_pulls(commands: list[Command]) -> None:
     times = [command.summary["metrics"]["fleet/transfer_ms_p50"] for command in commands]

@@ -200,6 +200,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         link=link,
         life=[] if is_split else _lives(draw, replicas),
         store=draw.choice((None, "10", "100")),
+        store_weight=draw.choice((0.0, 0.8)),
         neighbours=draw.random() < 0.5,
         pull=draw.choice(("auto", "always", "cheaper")),
     )

@@ -93,6 +93,7 @@ CONDITIONS = (
         lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),
         "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
     ),
+    Condition("fleet.store_weight", lambda config: config.fleet.store is not None, "fleet.store"),
     Condition(
         "fleet.pull",
         lambda config: bool(config.fleet.store or config.fleet.neighbours),

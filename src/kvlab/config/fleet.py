@@ -109,6 +109,7 @@ class FleetConfig:
     handshake: str = "prefill_first"  # decode_first: blocks are reserved where it decodes before its prefill begins
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
     store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
+    store_weight: float = 0.0  # for routers that see prefixes: what a token in the store counts of a cached one
     neighbours: bool = False  # a prefix that another replica holds is pulled from it over fleet.link
     pull: str = "auto"  # always; cheaper than computing, as predicted; auto: cheaper of neighbours, always of store
     router: str = "round_robin"  # who chooses a replica for each request
@@ -154,8 +155,9 @@ class FleetConfig:
         at_least("fleet.events_ms", self.events_ms, 0, MOST)
         at_least("fleet.memory_blocks", self.memory_blocks, 1)
         at_least("fleet.temperature", self.temperature, 0, MOST)
-        if not 0 <= self.events_lost <= 1:
-            raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
+        for name, share in (("events_lost", self.events_lost), ("store_weight", self.store_weight)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")
         self._check_left(self.events)
         if self.scale.on is not None:
             if self.scale.least > self.replicas:

@@ -16,7 +16,7 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.neighbours import NeighbourTier
-from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
+from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes, WithStore
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.scale import Scaler
@@ -68,6 +68,10 @@ def build_fleet(
         SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
         for replica in fleet.replicas
     ]
+    if store is not None and prefixes != "none" and config.store_weight:
+        for index in sides:
+            view = fleet.views[index]
+            view.prefixes = WithStore(view.prefixes, store.has, view.block_size, config.store_weight)
     pools = [pool for replica in fleet.replicas if isinstance(pool := replica.core.pool, BlockPool)]
     for index, side in sides.items():
         side.serve(pools[index], fleet.replicas[index].core.clock)

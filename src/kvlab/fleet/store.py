@@ -24,6 +24,10 @@ class SharedStore:
         self.contents = Tier("store", blocks, page_bytes, EVICTION_POLICIES.get("lru")())
         self.there_s: dict[Key, float] = {}
 
+    def has(self, key: Key, now: float) -> bool:
+        """Whether a content is there."""
+        return self.there_s.get(key, math.inf) <= now
+
 
 class StoreSide(ElsewhereTier):
     """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
@@ -68,7 +72,7 @@ class StoreSide(ElsewhereTier):
 
     def __contains__(self, key: object) -> bool:
         now = -math.inf if self._clock is None else self._clock.now()
-        return isinstance(key, bytes) and self._store.there_s.get(key, math.inf) <= now
+        return isinstance(key, bytes) and self._store.has(key, now)
 
     def refresh(self, key: Key) -> None:
         """See Tier."""
