@@ -158,6 +158,13 @@ Feature: Fleets
       And its scaling.parquet says "1.0 start 1"
       And its metrics have 1 as "fleet/started"
 
+    @R28.17
+    Scenario: Of a split those that decode start and stop
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=4 fleet.prefill=1 fleet.scale.on=rate fleet.scale.target=2 fleet.scale.every_s=1 fleet.scale.warm_up_s=0.5 fleet.scale.down_s=0" on a tiny model
+      Then all 12 requests were completed
+      And the replicas of its requests are "1 1 1 1 1 1 1 2 1 2 1 2"
+      And its scaling.parquet says "1.0 start 2"
+
   Rule: What cannot work is refused before the run
 
     @R28.6
@@ -188,5 +195,6 @@ Feature: Fleets
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
-        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.prefill=1 | fleet.scale.on=kv: decides which replicas serve; leave fleet.life and fleet.prefill out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.scale.on=kv: decides which replicas serve; leave fleet.life out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=3 fleet.prefill=1 | fleet.scale.least=3: is more than fleet.replicas=3 less fleet.prefill=1, the most |
         | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=['1:die:0']: is of replicas that do both prefill and decode                        |

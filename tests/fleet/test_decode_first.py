@@ -8,8 +8,9 @@ import pytest
 
 from kvlab.config import SchedulerConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig
-from kvlab.core import Request, SamplingParams
+from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.transfer import Transfer
 from tests.fleet.test_fleet import POOL, fleet_of, serve, traffic
 from tests.support.model import prompt_for
 
@@ -112,6 +113,19 @@ def test_no_token_changes(send: str) -> None:
         record.output_token_ids for record in whole.records
     ]
     assert all(record.replica > 0 for record in split.records)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_at_once_change_nothing(seed: int) -> None:
+    def run(*, at_once: bool) -> tuple[list[RequestRecord], list[Transfer]]:
+        link = LinkConfig(send=("prompt", "chunk", "layer")[seed])
+        config = FleetConfig(replicas=4, prefill=2, handshake="decode_first", link=link, router="precise")
+        fleet = fleet_of(config, is_open=True)
+        log = serve(fleet, traffic(60, seed=seed, gap_s=0.003), at_once=at_once)
+        assert fleet.split is not None
+        return log.records, fleet.split.transfers
+
+    assert run(at_once=True) == run(at_once=False)
 
 
 def test_aborted_where_it_waits_it_ends_once_and_others_go_on() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.config import FrameworkConfig, KVConfig, SchedulerConfig
-from kvlab.config.fleet import FleetConfig, LinkConfig, WeightsConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig, WeightsConfig
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
@@ -163,6 +163,11 @@ def check_holdings(fleet: Fleet) -> None:
             content = pool.allocator.content(block)
             assert content is not None
             assert key_of(content) == key
+    for neighbour in fleet.neighbours:
+        for key, pull in neighbour._under_way.items():
+            if pull.slot is not None:  # its source keeps it
+                kept = pools[pull.source].blocks(pull.slot).tolist()  # type: ignore[attr-defined]
+                assert holdings.holders[key][pull.source] in kept
     copies = [len(holders) for holders in holdings.holders.values()]
     assert holdings.duplicates.held == sum(copies) * pools[0].block_size
     assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
@@ -174,6 +179,11 @@ def _lives(draw: random.Random, replicas: int) -> list[str]:
         index = draw.randrange(1, replicas)  # the first is always there
         lives.append(f"{0.01 * number + 0.001:.4f}:{draw.choice(('die', 'drain', 'return'))}:{index}")
     return lives
+
+
+def _rule(draw: random.Random, most: int) -> ScaleConfig:
+    least, down_s = draw.randrange(1, most + 1), draw.choice((0.0, 0.02))
+    return ScaleConfig("queue", 1.0, least=least, warm_up_s=0.005, every_s=0.01, down_s=down_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,13 +199,15 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         setup_us=draw.choice((0.0, 400.0)),
         send=draw.choice(("prompt", "chunk", "layer")) if is_decode_first else "prompt",
     )
+    prefill = draw.randrange(1, replicas) if is_split else 0
     settings = FleetConfig(
         replicas=replicas,
         router=draw.choice(ROUTERS.names()),
         prefixes=draw.choice(("auto", "exact", "events", "memory")),
         events_lost=draw.choice((0.0, 0.5)),
-        prefill=draw.randrange(1, replicas) if is_split else 0,
+        prefill=prefill,
         split_tokens=draw.choice((0, 20)),
+        scale=_rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig(),
         handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
         life=[] if is_split else _lives(draw, replicas),

@@ -51,7 +51,7 @@ class LinkConfig:
 
 @dataclass
 class ScaleConfig:
-    """How many of the replicas serve, by a rule: from `least` to fleet.replicas."""
+    """How many of the replicas serve, by a rule: from `least` to fleet.replicas; of a split, how many decode."""
 
     on: str | None = None  # what decides: queue, kv or rate; null: all serve all the time
     target: float | None = None  # of it for each replica: waiting requests, share of blocks, requests per second
@@ -160,11 +160,14 @@ class FleetConfig:
                 raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")
         self._check_left(self.events)
         if self.scale.on is not None:
-            if self.scale.least > self.replicas:
-                text = f"is more than fleet.replicas={self.replicas}, the most; take fewer"
+            if self.scale.least > self.replicas - self.prefill:
+                most = f"fleet.replicas={self.replicas}" + f" less fleet.prefill={self.prefill}" * (
+                    self.prefill > 0
+                )
+                text = f"is more than {most}, the most; take fewer"
                 raise ConfigError("fleet.scale.least", self.scale.least, text)
-            if self.life or self.prefill:
-                text = "decides which replicas serve; leave fleet.life and fleet.prefill out"
+            if self.life:
+                text = "decides which replicas serve; leave fleet.life out"
                 raise ConfigError("fleet.scale.on", self.scale.on, text)
 
     @property

@@ -82,7 +82,7 @@ def build_fleet(
             neighbour.serve(holdings, fleet.replicas)
     fleet.live(config.events)
     if config.scale.on is not None:
-        fleet.scaler = Scaler(config.scale, fleet.replicas)
+        fleet.scaler = Scaler(config.scale, fleet.replicas[config.prefill :])
     if split is not None:
         split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet

@@ -128,8 +128,10 @@ class Holdings:
 
     def _set(self, replica: int, key: Key, block: int | None) -> None:
         """A replica has a content in this block from now on; None: it has it no more."""
-        holders = self.holders.get(key, {})
+        holders = self.holders.setdefault(key, {})
         if (block is None) == (replica not in holders):
+            if not holders:
+                del self.holders[key]
             return
         size = self.pools[replica].block_size
         if block is None:
@@ -139,7 +141,7 @@ class Holdings:
                 del self.holders[key]
         else:
             self.duplicates.add(size, size if holders else 0)
-            self.holders[key] = holders | {replica: block}
+            holders[replica] = block
         if (prefix := self._watched.get(key)) is not None:
             count = self._watched_blocks.get((prefix, replica), 0) + (1 if block is not None else -1)
             self._watched_blocks[prefix, replica] = count

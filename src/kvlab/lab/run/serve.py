@@ -159,7 +159,8 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
         if engine.scaler is not None:
-            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s), engine.scaler.events
+            always = engine.router.config.prefill * log.duration_s
+            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s) + always, engine.scaler.events
         if counts := [side.counts for side in engine.sides.values()]:
             totals = {name: sum(getattr(each, name) for each in counts) for name in ("stored", "loaded", "hits")}
             log.store = TierCounts(**totals)
