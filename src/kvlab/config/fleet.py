@@ -161,10 +161,8 @@ class FleetConfig:
         self._check_left(self.events)
         if self.scale.on is not None:
             if self.scale.least > self.replicas - self.prefill:
-                most = f"fleet.replicas={self.replicas}" + f" less fleet.prefill={self.prefill}" * (
-                    self.prefill > 0
-                )
-                text = f"is more than {most}, the most; take fewer"
+                less = f" less fleet.prefill={self.prefill}" if self.prefill else ""
+                text = f"is more than fleet.replicas={self.replicas}{less}, the most; take fewer"
                 raise ConfigError("fleet.scale.least", self.scale.least, text)
             if self.life:
                 text = "decides which replicas serve; leave fleet.life out"
