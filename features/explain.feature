@@ -50,7 +50,9 @@ Feature: Why did my request take so long
         | that              | settings | message |
         | of two groups     | fleet.router=least_requests fleet.groups=[{count:1},{count:1,hardware:l4}] | to replica 1, l4; scores 1: 1, 0: 2 |
         | that are split    | fleet.replicas=3 fleet.prefill=1 fleet.router=load fleet.link.setup_us=9000 | its prompt to replica 0; scores 0: ... with its prompt computed to replica ... pulled K and V from another replica |
+        | that decode first | fleet.replicas=3 fleet.prefill=1 fleet.handshake=decode_first fleet.link.setup_us=9000 | for blocks of its prompt to replica ... its prompt to replica 0 ... pulled K and V from another replica |
         | of which one dies | fleet.replicas=2 fleet.life=[0.0001:die:1] | to replica 1 ... to replica 0 ... lost with a replica that died |
+        | that pull prefixes | fleet.replicas=4 fleet.neighbours=true fleet.pull=always workload.arrival=uniform workload.rate=4 workload.group_len=16 | 16 tokens pulled from replica ... pulled K and V from another replica |
 
     @R28.16
     Scenario: What the requests of each group took

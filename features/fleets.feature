@@ -68,6 +68,32 @@ Feature: Fleets
       Then the command succeeds
       And its metrics have nothing as "fleet/transfers"
 
+    @R28.21
+    Scenario: Blocks are reserved first, and layers go as they are computed
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6" on a tiny model
+      And I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6 fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first fleet.link.send=layer" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+      And its routes.parquet has the stages "decode prefill" of each request
+      And its metrics have 6 as "fleet/transfers"
+      And no block leaked
+
+    @R28.21
+    Scenario: The less goes at once, the less of it shows behind the prompt
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1 workload.prompt_len=40 scheduler.max_batched_tokens=16 fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first fleet.link.setup_us=0 fleet.link.send=<send>" for each of these settings
+        | send   |
+        | layer  |
+        | chunk  |
+        | prompt |
+      Then each takes longer to pull than the one before
+
+    @R28.18
+    Scenario: Beside a split those that prefill read and write the store
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.prefill=2 fleet.store=1MiB" on a tiny model
+      Then all 6 requests were completed
+      And 5 requests found 16 tokens or more, and no block leaked
+      And its metrics have 16 as "fleet/store_hit_tokens"
+
   Rule: Replicas die, drain and return
 
     @R28.5
@@ -93,6 +119,35 @@ Feature: Fleets
       And 5 requests found 16 tokens or more, and no block leaked
       And its metrics have 32 as "fleet/store_hit_tokens"
 
+    @R28.23
+    Scenario Outline: A router that counts what the store holds <what>
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 workload.num_groups=1 fleet.replicas=3 fleet.store=1MiB fleet.router=precise fleet.weights.kv=0 fleet.weights.queue=0 <settings>" on a tiny model
+      Then all 6 requests were completed
+      And 5 requests found 16 tokens or more, and no block leaked
+      And <requests> requests were sent to the replica of the first
+
+      Examples:
+        | what                              | settings               | requests |
+        | not, stays where the prefix is    | fleet.store_weight=0   | all      |
+        | in full, is free to go elsewhere  | fleet.store_weight=1   | not all  |
+
+  Rule: A replica may pull a prefix that another has
+
+    @R28.19 @R28.20
+    Scenario Outline: A prefix that another replica has computed is pulled <when>
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=3 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.neighbours=true <settings>" on a tiny model
+      Then all 3 requests were completed
+      And <found> requests found 16 tokens or more, and no block leaked
+      And its metrics have <tokens> as "fleet/pulled_hit_tokens"
+      And its metrics have <twice> as "fleet/duplicate_tokens_peak"
+      And its requests pulled "<pulled>" tokens
+
+      Examples:
+        | when                        | settings                    | found | tokens | pulled  | twice |
+        | where that is cheaper       | fleet.link.setup_us=0 fleet.link.piece_us=0 fleet.link.gb_s=1000 | 2     | 32     | 0 16 16 | 32    |
+        | not where computing is      | fleet.link.setup_us=1e6     | 0     | 0      | 0 0 0   | 32    |
+        | always where that was asked | fleet.link.setup_us=1000 fleet.pull=always | 2     | 32     | 0 16 16 | 32    |
+
   Rule: Replicas start and stop as the load asks for
 
     @R28.17
@@ -102,6 +157,13 @@ Feature: Fleets
       And the replicas of its requests are "0 0 0 0 0 0 0 1 0 1 0 1"
       And its scaling.parquet says "1.0 start 1"
       And its metrics have 1 as "fleet/started"
+
+    @R28.17
+    Scenario: Of a split those that decode start and stop
+      When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=4 fleet.prefill=1 fleet.scale.on=rate fleet.scale.target=2 fleet.scale.every_s=1 fleet.scale.warm_up_s=0.5 fleet.scale.down_s=0" on a tiny model
+      Then all 12 requests were completed
+      And the replicas of its requests are "1 1 1 1 1 1 1 2 1 2 1 2"
+      And its scaling.parquet says "1.0 start 2"
 
   Rule: What cannot work is refused before the run
 
@@ -119,13 +181,20 @@ Feature: Fleets
         | fleet.replicas=2 fleet.prefill=1 kv.prefix_sharing=false | fleet.prefill=1: needs a prefix cache; use kv=paged                                          |
         | fleet.replicas=2 fleet.prefill=1 fleet.link.gb_s=0     | fleet.link.gb_s=0.0: must be more than 0: nothing would ever arrive                            |
         | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.prefixes=events: needs a prefix cache, and the replicas have none; use kv=paged          |
+        | fleet.replicas=2 fleet.prefill=1 fleet.handshake=first | fleet.handshake=first: unknown; known: prefill_first, decode_first                             |
+        | fleet.replicas=2 fleet.prefill=1 fleet.link.send=token | fleet.link.send=token: unknown; known: prompt, chunk, layer                                    |
+        | fleet.replicas=2 fleet.prefill=1 fleet.link.send=layer | fleet.link.send=layer: sends to blocks that are reserved before the prefill; use fleet.handshake=decode_first |
         | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1       |
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
-        | fleet.replicas=3 fleet.store=1GiB fleet.prefill=1      | fleet.store=1GiB: is of replicas that do both prefill and decode                               |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
+        | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
+        | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
+        | fleet.replicas=3 fleet.neighbours=true kv.offload=1MiB scheduler.preemption.mode=swap | fleet.neighbours=true: what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute |
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
-        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.prefill=1 | fleet.scale.on=kv: decides which replicas serve; leave fleet.life and fleet.prefill out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.scale.on=kv: decides which replicas serve; leave fleet.life out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=3 fleet.prefill=1 | fleet.scale.least=3: is more than fleet.replicas=3 less fleet.prefill=1, the most |
         | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=['1:die:0']: is of replicas that do both prefill and decode                        |

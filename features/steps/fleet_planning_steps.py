@@ -16,6 +16,12 @@ def figures_of_runs(laboratory: Commands, one: str, other: str) -> None:
         assert lacks not in names
 
 
+@then(parsers.parse('the sweep has the picture "{whole}", and each run "{each}"'))
+def has_pictures(laboratory: Commands, whole: str, each: str) -> None:
+    assert (laboratory.directory / "report" / whole).is_file()
+    assert all((run.directory / "figures" / each).is_file() for run in read_sweep(laboratory.directory))
+
+
 @then(parsers.parse('behind "{better}" more prompt tokens were found than behind "{worse}"'))
 def found_more(laboratory: Commands, better: str, worse: str) -> None:
     runs = read_sweep(laboratory.directory)

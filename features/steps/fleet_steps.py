@@ -70,6 +70,19 @@ def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
     no_leak(commands)
 
 
+@then(parsers.parse('its routes.parquet has the stages "{stages}" of each request'))
+def has_stages(commands: list[Command], stages: str) -> None:
+    found: dict[str, list[str]] = {}
+    for row in commands[-1].rows("routes.parquet"):
+        found.setdefault(row["request_id"], []).append(row["stage"])
+    assert {" ".join(each) for each in found.values()} == {stages}
+
+
+@then(parsers.parse('its requests pulled "{tokens}" tokens'))
+def pulled_tokens(commands: list[Command], tokens: str) -> None:
+    assert " ".join(str(row["pulled_tokens"]) for row in commands[-1].rows("requests.parquet")) == tokens
+
+
 @then("no block leaked")
 def no_leak(commands: list[Command]) -> None:
     assert commands[-1].summary["metrics"]["kv/leaked_blocks"] == 0
@@ -81,6 +94,12 @@ def followed_prefixes(commands: list[Command], which: str) -> None:
     computed = sum(row["cached_tokens"] == 0 for row in rows)
     groups = 3  # the first of each finds nothing
     assert computed == groups if which == "all" else computed > groups
+
+
+@then(parsers.re("(?P<which>all|not all) requests were sent to the replica of the first"))
+def stayed(commands: list[Command], which: str) -> None:
+    replicas = {row.get("replica") or 0 for row in commands[-1].rows("requests.parquet")}
+    assert (len(replicas) == 1) == (which == "all")
 
 
 @then("each takes longer to pull than the one before")

@@ -39,12 +39,15 @@ def drawn(seed: int) -> list[str]:
     ]
     if shape == "split":
         settings += ["fleet.replicas=4", f"fleet.prefill={chance.choice([1, 2])}", "fleet.link.setup_us=20000"]
+        if seed >= 8:
+            settings += ["fleet.handshake=decode_first", f"fleet.link.send={chance.choice(['chunk', 'layer'])}"]
     elif shape == "lives":
         settings += ["fleet.replicas=3", "fleet.life=[0.1:die:1,0.2:drain:2,0.25:return:1,0.3:die:1,0.3:return:2]"]
     elif shape == "groups":
         settings += ["fleet.groups=[{count:2},{count:1,hardware:l4,scheduler.max_batch_size:2}]"]
     else:
         settings += [f"fleet.replicas={chance.choice([2, 5])}", "fleet.store=1GiB"]
+        settings += ["fleet.neighbours=true"] * (seed >= 8)
     return settings
 
 
@@ -55,7 +58,7 @@ def explained(settings: list[str]) -> tuple[RunPlan, RunLog, Explanation]:
     return plan, log, observe(plan, log.steps)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 8, 11, 12, 15, 16, 20])
 def test_intervals_meet_from_arrival_to_end(seed: int) -> None:
     _, log, found = explained(drawn(seed))
     assert {record.key: record for record in log.records} == found.records  # to look changes nothing
@@ -66,7 +69,7 @@ def test_intervals_meet_from_arrival_to_end(seed: int) -> None:
         assert [interval.start_s for interval in life.intervals] == ends[:-1]
         assert ends[-1] == pytest.approx(record.finished_s, abs=1e-9)
         assert sum(found.terms_of(key).values()) == pytest.approx(record.e2el_ms, abs=1e-6)
-        assert found.hops[key[0]][-1].choice.replica == record.replica
+        assert record.replica in {hop.choice.replica for hop in found.hops[key[0]] if hop.stage != "prefill"}
         if not record.sample:
             assert sum(found.prompts[key].tokens.values()) == record.prompt_tokens
             assert found.prompts[key].tokens.get(Reason.FOUND, 0) == record.cached_tokens
@@ -89,6 +92,15 @@ def test_a_change_of_groups_is_one_of_each() -> None:
     changes = {each.settings: each for each in counterfactuals(found, [key])}
     assert "fleet.router=least_requests" in changes
     assert "fleet.replicas=3" not in changes
+
+
+def test_while_blocks_are_reserved_the_prompt_is_computed_elsewhere() -> None:
+    _, log, found = explained([*drawn(0), "fleet.handshake=decode_first", "fleet.link.setup_us=0"])
+    for record in log.records:
+        terms, (first, *rest) = found.terms_of(record.key), found.hops[record.request_id]
+        assert first.stage == "decode"
+        assert (Cause.PROMPT in terms) == bool(rest)
+    assert any(rest for _, *rest in found.hops.values())
 
 
 def test_what_a_split_and_a_death_take_has_causes_of_its_own() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.config import FrameworkConfig, KVConfig, SchedulerConfig
-from kvlab.config.fleet import FleetConfig, LinkConfig, WeightsConfig
-from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig, WeightsConfig
+from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, behind_front_end
@@ -27,7 +27,10 @@ from kvlab.fleet.fleet import Fleet, Routed
 from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
+from kvlab.fleet.store import SharedStore
 from kvlab.fleet.transfer import LinkRate
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.base import key_of
 from kvlab.kv.tiers.tier import Tier
 from kvlab.lab.run.drive import RunLog, drive
 from tests.simulation.test_executor import config
@@ -49,15 +52,24 @@ def traffic(count: int, *, seed: int = 0, groups: int = 3, gap_s: float = 0.002)
     return requests
 
 
-def fleet_of(fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is_open: bool = False) -> Fleet:
+def fleet_of(
+    fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is_open: bool = False, prefill_s: float = 1e-4
+) -> Fleet:
+    """A fleet of tiny replicas, which predict so many seconds for a token of a prompt; its store has so many blocks
+    as `fleet.store` says.
+    """
     plan = plan_engine(config("simulated", **POOL))
 
-    def make(remote: Tier | None) -> EngineCore | FrontEnd:
+    def make(remote: Sequence[Tier]) -> EngineCore | FrontEnd:
         return behind_front_end(build_engine(plan, remote=remote), framework or FrameworkConfig())
 
     pool = plan.pool
-    rate = LinkRate(fleet.link, 1, pool.block_size * pool.bytes_per_slot, 2 * plan.model.num_layers)
-    return build_fleet(fleet, [make] * fleet.replicas, [rate] * fleet.replicas, is_open=is_open)
+    page_bytes = pool.block_size * pool.bytes_per_slot
+    rate = LinkRate(fleet.link, 1, page_bytes, 2 * plan.model.num_layers, layers=4)
+    store = SharedStore(int(fleet.store), page_bytes) if fleet.store is not None else None
+    times = [lambda before, tokens: prefill_s * tokens] * fleet.replicas
+    makers, rates = [make] * fleet.replicas, [rate] * fleet.replicas
+    return build_fleet(fleet, makers, rates, store, prefill_s=times, hot=[], is_open=is_open)
 
 
 def serve(fleet: Fleet, requests: list[Request], **options: Any) -> RunLog:
@@ -139,6 +151,28 @@ def test_a_router_that_answers_a_replica_that_is_not_there_is_named() -> None:
         fleet.submit(traffic(1)[0])
 
 
+def check_holdings(fleet: Fleet) -> None:
+    """Who is said to have a content has it, in that block: it can be pulled. Copies are counted."""
+    holdings = fleet.holdings
+    assert holdings is not None
+    pools = [replica.core.pool for replica in fleet.replicas]
+    for key, holders in holdings.holders.items():
+        for index, block in holders.items():
+            pool = pools[index]
+            assert isinstance(pool, BlockPool)
+            content = pool.allocator.content(block)
+            assert content is not None
+            assert key_of(content) == key
+    for neighbour in fleet.neighbours:
+        for key, pull in neighbour._under_way.items():
+            if pull.slot is not None:  # its source keeps it
+                kept = pools[pull.source].blocks(pull.slot).tolist()  # type: ignore[attr-defined]
+                assert holdings.holders[key][pull.source] in kept
+    copies = [len(holders) for holders in holdings.holders.values()]
+    assert holdings.duplicates.held == sum(copies) * pools[0].block_size
+    assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
+
+
 def _lives(draw: random.Random, replicas: int) -> list[str]:
     lives = []
     for number in range(draw.randrange(4)):
@@ -147,22 +181,40 @@ def _lives(draw: random.Random, replicas: int) -> list[str]:
     return lives
 
 
+def _rule(draw: random.Random, most: int) -> ScaleConfig:
+    least, down_s = draw.randrange(1, most + 1), draw.choice((0.0, 0.02))
+    return ScaleConfig("queue", 1.0, least=least, warm_up_s=0.005, every_s=0.01, down_s=down_s)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), is_split=st.booleans())
 def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool) -> None:
-    """Random routers, links, lives and aborts."""
+    """Random routers, links, lives, stores, pulls and aborts."""
     draw = random.Random(seed)
     replicas = draw.randrange(2, 5)
-    link = LinkConfig(gb_s=draw.choice((0.0001, 1.0)), piece_us=draw.choice((0.0, 50.0)))
+    is_decode_first = is_split and draw.random() < 0.6
+    link = LinkConfig(
+        gb_s=draw.choice((0.0001, 1.0)),
+        piece_us=draw.choice((0.0, 50.0)),
+        setup_us=draw.choice((0.0, 400.0)),
+        send=draw.choice(("prompt", "chunk", "layer")) if is_decode_first else "prompt",
+    )
+    prefill = draw.randrange(1, replicas) if is_split else 0
     settings = FleetConfig(
         replicas=replicas,
         router=draw.choice(ROUTERS.names()),
         prefixes=draw.choice(("auto", "exact", "events", "memory")),
         events_lost=draw.choice((0.0, 0.5)),
-        prefill=draw.randrange(1, replicas) if is_split else 0,
+        prefill=prefill,
         split_tokens=draw.choice((0, 20)),
+        scale=_rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig(),
+        handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
         life=[] if is_split else _lives(draw, replicas),
+        store=draw.choice((None, "10", "100")),
+        store_weight=draw.choice((0.0, 0.8)),
+        neighbours=draw.random() < 0.5,
+        pull=draw.choice(("auto", "always", "cheaper")),
     )
     fleet, requests = fleet_of(settings), traffic(draw.randrange(1, 40), seed=seed)
     ended: dict[str, RequestRecord] = {}
@@ -183,7 +235,9 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         steps += 1
         assert fleet.audit() == []
         assert steps < 5000
+        check_holdings(fleet)
     assert sorted(ended) == sorted(request.request_id for request in requests)
+    assert all(record.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED) for record in ended.values())
     for replica in fleet.replicas:
         assert replica.core.pool.stats().blocks_in_use == 0
         assert replica.in_flight(1e9) == 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from kvlab.config.fleet import FleetConfig, LinkConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig, WeightsConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.fleet.build import build_fleet
@@ -42,8 +43,8 @@ def test_what_one_replica_has_computed_the_next_finds_when_it_has_come() -> None
     first = log.records[2].first_token_s
     assert first is not None
     assert first - 0.1 > 0.005  # it was loaded, over a link that takes so long
-    assert sum(side.counts.hits for side in fleet.sides) == 4
-    assert sum(side.counts.stored for side in fleet.sides) == 4  # once, although two replicas computed it
+    assert sum(side.counts.hits for side in fleet.sides.values()) == 4
+    assert sum(side.counts.stored for side in fleet.sides.values()) == 4  # once, although two replicas computed it
 
 
 def test_a_store_that_is_full_keeps_what_was_used_last() -> None:
@@ -52,6 +53,18 @@ def test_a_store_that_is_full_keeps_what_was_used_last() -> None:
     log = serve(fleet, [asked("r0", 0.0), *other, asked("r2", 0.2)])
     assert [record.cached_tokens for record in log.records] == [0, 0, 0]
     assert len(fleet.sides[0]) == 4
+
+
+def test_a_router_counts_what_the_store_has_at_its_weight() -> None:
+    scores = {}
+    for weight in (0.0, 0.5):
+        settings = FleetConfig(replicas=2, router="precise", prefixes="exact", store="100", store_weight=weight)
+        fleet = fleet_of(replace(settings, weights=WeightsConfig(kv=0, queue=0, prefix=1)), is_open=True)
+        serve(fleet, [asked("r0", 0.0), asked("r1", 0.5)])
+        first, second = (routed.choice.scores for routed in fleet.routed)
+        assert first == (0.0, 0.0)
+        scores[weight] = sorted(second)
+    assert scores == {0.0: [0.0, 16 / 17], 0.5: [8 / 17, 16 / 17]}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -52,7 +52,8 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         peer = run_small(tmp_path_factory.mktemp("peer"), *asked)
     assert peer.metrics["requests/completed"] == 2
     devices = ["executor=simulated", "hardware=l4", "kv.memory=1MiB", "kv.block_size=4"]
-    fleet = run_small(tmp_path_factory.mktemp("fleet"), *devices, "fleet.replicas=2", "fleet.prefill=1")
+    devices += ["fleet.replicas=2", "fleet.prefill=1", "fleet.neighbours=true"]
+    fleet = run_small(tmp_path_factory.mktemp("fleet"), *devices)
     # Of replicas that die, and that a rule starts, and of a shared store: features/fleets.feature.
     started = {"fleet/retried", "fleet/replicas_mean", "fleet/started"}
     started |= {f"fleet/store_{name}" for name in ("written_blocks", "loaded_blocks", "hit_tokens")}

@@ -180,6 +180,12 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
     )
     for hop in told.hops.get(key[0], ()):
         console.print(_sent(told, hop))
+    for pull in told.pulls.get(key[0], ()):
+        milliseconds = 1000 * (pull.end_s - pull.ready_s)
+        console.print(
+            f"at {pull.ready_s:,.3f} s {pull.tokens:,} tokens pulled from replica {pull.source} in "
+            f"{milliseconds:,.1f} ms"
+        )
     console.print()
     _show_terms(told.terms_of(key), console, "from arrival to end")
     first_ms = told.first_token_ms(key)
@@ -206,7 +212,9 @@ def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
 def _sent(told: Explanation, hop: Routed) -> str:
     """Where the router sent a request, and why."""
     names, (chosen, scores) = told.plan.config.fleet.names, (hop.choice.replica, hop.choice.scores)
-    text = f"at {hop.at_s:,.3f} s {_STAGES[hop.stage]}to replica {chosen}{f', {names[chosen]}' if names else ''}"
+    is_first = hop.stage == "decode" and hop is told.hops[hop.request_id][0]
+    stage = "for blocks of its prompt " if is_first else _STAGES[hop.stage]
+    text = f"at {hop.at_s:,.3f} s {stage}to replica {chosen}{f', {names[chosen]}' if names else ''}"
     if len(scores) == len(hop.among):
         by_score = sorted(zip(scores, hop.among, strict=True), key=lambda pair: pair[1] != chosen)
         shown = ", ".join(f"{index}: {score:,.3g}" for score, index in by_score[:_MOST_SCORES])
@@ -256,6 +264,7 @@ def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[
                     {"at_s": hop.at_s, "stage": hop.stage, "among": hop.among, **asdict(hop.choice)}
                     for hop in told.hops.get(key[0], ())
                 ],
+                "pulled": [asdict(pull) for pull in told.pulls.get(key[0], ())],
             }
         )
     return {

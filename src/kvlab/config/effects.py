@@ -81,13 +81,23 @@ CONDITIONS = (
             "life",
             "scale",
             "store",
+            "neighbours",
         )
     ),
-    Condition("fleet.split_tokens", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"),
+    *(
+        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
+        for name in ("split_tokens", "handshake")
+    ),
     Condition(
         "fleet.link",
-        lambda config: bool(config.fleet.prefill or config.fleet.store),
-        "fleet.prefill of 1 or more, and fleet.store",
+        lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),
+        "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
+    ),
+    Condition("fleet.store_weight", lambda config: config.fleet.store is not None, "fleet.store"),
+    Condition(
+        "fleet.pull",
+        lambda config: bool(config.fleet.store or config.fleet.neighbours),
+        "fleet.store and fleet.neighbours",
     ),
     Condition(
         "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"

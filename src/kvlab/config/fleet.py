@@ -15,7 +15,10 @@ LOADS = ("auto", "exact", "polled")
 PREFIXES = ("auto", "exact", "events", "memory", "none")
 MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
+SENDS = ("prompt", "chunk", "layer")
+HANDSHAKES = ("prefill_first", "decode_first")
 SCALES = ("queue", "kv", "rate")
+PULLS = ("auto", "always", "cheaper")
 LIVES = ("die", "drain", "return")
 
 
@@ -35,6 +38,7 @@ class LinkConfig:
     setup_us: float = 400.0  # of a transfer, before its first byte moves
     piece_us: float = 1.0  # of each piece, one after the other
     pieces: str = "layer"  # what is one piece: K or V of one layer of a block; or a block, of all layers
+    send: str = "prompt"  # what goes at once, as soon as it is computed: prompt; chunk of a step; layer of a chunk
 
     def __post_init__(self) -> None:
         if not 0 < self.gb_s <= MOST:
@@ -42,11 +46,12 @@ class LinkConfig:
         at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
         at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
         one_of("fleet.link.pieces", self.pieces, PIECES)
+        one_of("fleet.link.send", self.send, SENDS)
 
 
 @dataclass
 class ScaleConfig:
-    """How many of the replicas serve, by a rule: from `least` to fleet.replicas."""
+    """How many of the replicas serve, by a rule: from `least` to fleet.replicas; of a split, how many decode."""
 
     on: str | None = None  # what decides: queue, kv or rate; null: all serve all the time
     target: float | None = None  # of it for each replica: waiting requests, share of blocks, requests per second
@@ -101,8 +106,12 @@ class FleetConfig:
     groups: list[dict[str, Any]] = field(default_factory=list)  # unequal ones: [{count:4},{count:2,hardware:l4}]
     prefill: int = 0  # of the replicas, those that only compute prompts; the others pull K and V; 0: no split
     split_tokens: int = 0  # prompts with fewer tokens than that are computed where they decode
+    handshake: str = "prefill_first"  # decode_first: blocks are reserved where it decodes before its prefill begins
     link: LinkConfig = field(default_factory=LinkConfig)  # between replicas, where they are split
     store: str | None = None  # memory that all replicas have in common, behind fleet.link, as 256GiB; null: none
+    store_weight: float = 0.0  # for routers that see prefixes: what a token in the store counts of a cached one
+    neighbours: bool = False  # a prefix that another replica holds is pulled from it over fleet.link
+    pull: str = "auto"  # always; cheaper than computing, as predicted; auto: cheaper of neighbours, always of store
     router: str = "round_robin"  # who chooses a replica for each request
     load: str = "auto"  # what it knows of queues and memory: exact, or polled each load_s; auto: as the router does
     load_s: float = 0.1  # load=polled: seconds between two looks at the replicas
@@ -135,24 +144,28 @@ class FleetConfig:
             text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
             raise ConfigError("fleet.prefill", self.prefill, text)
         registry("fleet.router").check(self.router)
+        one_of("fleet.pull", self.pull, PULLS)
+        one_of("fleet.handshake", self.handshake, HANDSHAKES)
+        if self.prefill and self.link.send != "prompt" and self.handshake != "decode_first":
+            text = "sends to blocks that are reserved before the prefill; use fleet.handshake=decode_first"
+            raise ConfigError("fleet.link.send", self.link.send, text)
         one_of("fleet.load", self.load, LOADS)
         one_of("fleet.prefixes", self.prefixes, PREFIXES)
         at_least("fleet.load_s", self.load_s, 0.001, MOST)
         at_least("fleet.events_ms", self.events_ms, 0, MOST)
         at_least("fleet.memory_blocks", self.memory_blocks, 1)
         at_least("fleet.temperature", self.temperature, 0, MOST)
-        if not 0 <= self.events_lost <= 1:
-            raise ConfigError("fleet.events_lost", self.events_lost, "must be in [0, 1]")
-        if self.store is not None and self.prefill:
-            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
-            raise ConfigError("fleet.store", self.store, text)
+        for name, share in (("events_lost", self.events_lost), ("store_weight", self.store_weight)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")
         self._check_left(self.events)
         if self.scale.on is not None:
-            if self.scale.least > self.replicas:
-                text = f"is more than fleet.replicas={self.replicas}, the most; take fewer"
+            if self.scale.least > self.replicas - self.prefill:
+                less = f" less fleet.prefill={self.prefill}" if self.prefill else ""
+                text = f"is more than fleet.replicas={self.replicas}{less}, the most; take fewer"
                 raise ConfigError("fleet.scale.least", self.scale.least, text)
-            if self.life or self.prefill:
-                text = "decides which replicas serve; leave fleet.life and fleet.prefill out"
+            if self.life:
+                text = "decides which replicas serve; leave fleet.life out"
                 raise ConfigError("fleet.scale.on", self.scale.on, text)
 
     @property

@@ -172,12 +172,16 @@ class BatchBuilder:
             except OutOfBlocksError as error:
                 if part.proposals:
                     batch.proposals = {}
-                elif self._scheduler.config.on_exhaustion == "fail" or len(self._scheduler.running) == 1:
+                elif self._scheduler.config.on_exhaustion == "fail" or self._is_alone():
                     self._fail_refused(batch, part.sequences, error)
                 else:
                     self._preempt(batch, now)
             else:
                 return
+
+    def _is_alone(self) -> bool:
+        """Whether no memory comes back: one sequence runs, and no other replica reads blocks."""
+        return len(self._scheduler.running) == 1 and self._pool.stats().sequences == 1
 
     def _fail_refused(self, batch: StepBatch, sequences: list[Sequence], error: OutOfBlocksError) -> None:
         refused = [sequence for sequence in sequences if sequence.slot in error.slots]

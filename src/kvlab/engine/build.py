@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvlab.config import EngineConfig
@@ -44,20 +44,20 @@ def build_engine(
     sampler: Sampler | None = None,
     wrap: Callable[[Executor], Executor] | None = None,
     clock: Clock | None = None,
-    remote: Tier | None = None,
+    remote: Sequence[Tier] = (),
 ) -> EngineCore:
     """Load the weights, allocate the pool, put the engine together. Raises WeightsError or CapacityError.
 
     Block events go to the `journal`. `sampler` replaces the executor's own; `wrap` puts another executor around it,
-    as one that injects faults; `clock` replaces the executor's. Content of other pools comes from the tier
-    `remote`.
+    as one that injects faults; `clock` replaces the executor's. Content of other pools comes from the
+    tiers `remote`, which are asked last.
     """
     config = plan.config
     execution = EXECUTORS.get(config.executor.kind).build(plan, sampler=sampler)
     size, identity = plan.pool, block_identity(plan, execution.weights)
     offload = build_offload(config.kv, size, execution.storage, links=execution.links, identity=identity)
-    if remote is not None:
-        offload = Offload([*(offload.tiers if offload is not None else ()), remote])
+    if remote:
+        offload = Offload([*(offload.tiers if offload is not None else ()), *remote])
     options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
     if size.groups:
         options |= {"groups": size.groups, "step_tokens": size.step_tokens}

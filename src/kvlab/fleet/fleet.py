@@ -20,6 +20,8 @@ from kvlab.engine.front_end import FrontEnd, end_unserved
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
 from kvlab.errors import ConfigError, RequestRefusedError
 from kvlab.fleet.base import Choice, Router
+from kvlab.fleet.holdings import Holdings
+from kvlab.fleet.neighbours import NeighbourTier
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
 from kvlab.fleet.scale import Scaler
@@ -74,6 +76,9 @@ class Splitting(Protocol):
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives that is. Raises RequestRefusedError."""
 
+    def stepped(self, replica: Replica, record: StepRecord) -> None:
+        """A replica has taken a step."""
+
 
 class Fleet:
     """A ServingEngine of ServingEngines, each with a clock of its own.
@@ -105,7 +110,9 @@ class Fleet:
         self.retried = 0  # requests that were lost with a replica and sent again
         self._lives: deque[LifeEvent] = deque()
         self.scaler: Scaler | None = None
-        self.sides: list[StoreSide] = []  # of a store that the replicas have in common
+        self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
+        self.neighbours: list[NeighbourTier] = []  # of each replica, what it can pull from the others
+        self.holdings: Holdings | None = None  # who has what, where that is followed
 
     def live(self, events: Iterable[LifeEvent]) -> None:
         """Let replicas die, drain and return at their times."""
@@ -134,7 +141,8 @@ class Fleet:
                 heapq.heapify(self._events)
                 event.end(FinishReason.ABORTED, self.clock.now())
                 return True
-        return any(replica.engine.abort(request_id) for replica in self.replicas)
+        # Of two that have it the one that decodes, which comes behind, has the other let it go.
+        return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
 
     def step(self) -> StepRecord | None:
         """See ServingEngine: a step of the replica that is due first."""
@@ -143,6 +151,8 @@ class Fleet:
         if replica is None:
             return None
         record = replica.step()
+        if self.split is not None and record is not None:
+            self.split.stepped(replica, record)
         self._stepped(replica, [] if record is None else [record.end_s])
         return record
 
@@ -153,7 +163,7 @@ class Fleet:
         if replica is None:
             return StepLog()
         bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
-        if self.split is not None or self.sides or not self._is_open:
+        if self.split is not None or self.sides or self.neighbours or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
         if records:
@@ -233,15 +243,28 @@ class Fleet:
 
     def _live_until(self, now: float) -> None:
         """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        if self.holdings is not None:
+            self.holdings.until(now)
         if self.scaler is not None:
             self.scaler.until(now)
+            self._forget(now, range(len(self.replicas)))
         while self._lives and self._lives[0].at_s <= now:
             life = self._lives.popleft()
             replica = self.replicas[life.replica]
             replica.takes_requests = life.event == "return"
-            for asked in replica.die() if life.event == "die" else ():
-                self.at(life.at_s, asked, partial(self._arrive, asked))
-                self.retried += 1
+            if life.event == "die":
+                for neighbour in self.neighbours:
+                    neighbour.lose(life.replica, life.at_s)
+                for asked in replica.die():
+                    self.at(life.at_s, asked, partial(self._arrive, asked))
+                    self.retried += 1
+                self._forget(life.at_s, [life.replica])
+
+    def _forget(self, now: float, replicas: Iterable[int]) -> None:
+        """What these replicas have given up between steps is not there any more."""
+        if self.holdings is not None:
+            for replica in replicas:
+                self.holdings.changed(replica, now)
 
     def _next_event_s(self) -> float:
         """When the next arrival or hand-over is that is known of."""
@@ -251,8 +274,14 @@ class Fleet:
         replica.settle(bool(ends_s))
         if ends_s:
             self.views[replica.index].prefixes.stepped(ends_s)
-            if self.sides:
-                self.sides[replica.index].stepped(ends_s)
+            if (side := self.sides.get(replica.index)) is not None:
+                side.stepped(ends_s)
+            if self.holdings is not None:
+                self.holdings.stepped(replica.index, ends_s)
+        else:
+            self._forget(replica.engine.clock.now(), [replica.index])
+        if self.neighbours:
+            self.neighbours[replica.index].stepped()
         self._advance()
 
     def _first(self) -> Replica | None:

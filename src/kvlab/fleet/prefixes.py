@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -95,6 +96,27 @@ class SentPrefixes(PrefixView):
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:
             self._sent.popitem(last=False)
+
+
+class WithStore(PrefixView):
+    """What is known of a replica, and behind it what a store in common has, of which `stored` says which keys are
+    there at a time: each of its tokens counts `weight` of one in the replica (llm-d's weights of tiers).
+    """
+
+    def __init__(
+        self, own: PrefixView, stored: Callable[[Key, float], bool], block_size: int, weight: float
+    ) -> None:
+        self._own, self._stored, self._size, self._weight = own, stored, block_size, weight
+        self.sent, self.stepped = own.sent, own.stepped  # type: ignore[method-assign]
+
+    @property
+    def remembered(self) -> int:
+        return self._own.remembered
+
+    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
+        cached, keys = self._own.cached_tokens(request, now), request.keys(self._size)
+        behind = takewhile(lambda key: self._stored(key, now), keys[cached // self._size :])
+        return cached + int(self._weight * self._size * sum(1 for _ in behind))
 
 
 class EventSource(Protocol):

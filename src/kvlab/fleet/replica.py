@@ -143,6 +143,12 @@ class Replica:
             self._loads.append(_Loads(starts, first.running, first.waiting, blocks, total))
         return steps
 
+    def wake(self, now: float) -> None:
+        """Something that it may have waited for has come: blocks that others held, or contents."""
+        self.core.scheduler.refused = None
+        if self.engine.has_work():
+            self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
+
     def settle(self, progressed: bool) -> None:
         """Find out when it goes on, after a step that did something or not."""
         engine = self.engine

@@ -78,14 +78,14 @@ class Scaler:
             is_warm = self._ready_s[index] <= now
             self._ready_s[index] = math.inf
             if is_warm:
-                self.events.append(Scaled(now, "drain", index))
+                self.events.append(Scaled(now, "drain", self._replicas[index].index))
             else:
                 self._stop(index, now)
         stopped = [index for index, since_s in enumerate(self._since_s) if since_s is None]
         for index in stopped[: max(wanted - len(there), 0)]:
             self._since_s[index], self._ready_s[index] = now, now + config.warm_up_s
             self._replicas[index].forget()
-            self.events.append(Scaled(now, "start", index))
+            self.events.append(Scaled(now, "start", self._replicas[index].index))
 
     def _total(self, now: float) -> float:
         """What is looked at, summed over the replicas that serve."""
@@ -103,4 +103,4 @@ class Scaler:
     def _stop(self, index: int, now: float) -> None:
         self.replica_s += now - (self._since_s[index] or 0.0)
         self._since_s[index] = None
-        self.events.append(Scaled(now, "stop", index))
+        self.events.append(Scaled(now, "stop", self._replicas[index].index))

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.core import Request, RequestRecord, SamplingParams, StepRecord
+from kvlab.engine.protocol import FinishCallback
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.base import Router
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import RoutedPrompt
-from kvlab.fleet.replica import Asked
+from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
 from kvlab.kv.tiers.remote import RemoteTier
 
@@ -31,7 +32,7 @@ class Split:
         self.transfers: list[Transfer] = []
         self.prefilling: Sequence[int] = range(prefill)
         self.decoding: Sequence[int] = range(prefill, len(rates))
-        self.tiers = {index: self._tier(rates[index], index) for index in self.decoding}
+        self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
@@ -51,8 +52,6 @@ class Split:
         """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""
         fleet, request = self._fleet, asked.request
         name = request.request_id
-        source = fleet.choose(self._router, routed, self.prefilling, now, "prefill")
-        replica = fleet.replicas[source]
 
         def prefilled(record: RequestRecord) -> None:
             if record.completed:
@@ -66,8 +65,17 @@ class Split:
             self._let_go(name, record.finished_s)
             asked.on_finish(record)
 
+        self._ask(request, routed, prefilled, now)
+
+    def stepped(self, replica: Replica, record: StepRecord) -> None:
+        """See Splitting: nothing is sent before a prompt is computed."""
+
+    def _ask(self, request: Request, routed: RoutedPrompt, prefilled: FinishCallback, now: float) -> None:
+        """A prompt goes to a replica that computes it, and keeps its blocks. Raises RequestRefusedError."""
+        name = request.request_id
+        source = self._sources[name] = self._fleet.choose(self._router, routed, self.prefilling, now, "prefill")
+        replica = self._fleet.replicas[source]
         replica.core.keep(name)
-        self._sources[name] = source
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
         try:
             replica.submit(Asked(replace(request, sampling=prompt_alone), None, prefilled), now)
@@ -118,5 +126,4 @@ class Split:
         if source is not None:
             replica = self._fleet.replicas[source]
             replica.core.release(name)
-            if replica.engine.has_work():  # it may have waited for blocks
-                replica.due_s = min(replica.due_s, max(now, replica.engine.clock.now()))
+            replica.wake(now)

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvlab.engine.clock import Clock
-from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink
 from kvlab.kv.content_log import ContentLog, Stored
 from kvlab.kv.eviction import EVICTION_POLICIES
+from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.remote import ElsewhereTier
 from kvlab.kv.tiers.tier import Tier
 
 
@@ -22,28 +24,30 @@ class SharedStore:
         self.contents = Tier("store", blocks, page_bytes, EVICTION_POLICIES.get("lru")())
         self.there_s: dict[Key, float] = {}
 
+    def has(self, key: Key, now: float) -> bool:
+        """Whether a content is there."""
+        return self.there_s.get(key, math.inf) <= now
 
-class StoreSide(Tier):
+
+class StoreSide(ElsewhereTier):
     """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
     replica's own, and found by all replicas when it has come; loads have a link of their own. What the pool evicts
     is not written again.
     """
 
-    is_counted = False
-
-    def __init__(self, store: SharedStore, rate: LinkRate) -> None:
-        page_bytes = store.contents.page_bytes
+    def __init__(self, store: SharedStore, rate: LinkRate, prefill_s: PrefillTime | None = None) -> None:
+        """`prefill_s` predicts what it would take to compute what is found; None: it is always loaded."""
+        page_bytes, self._prefill_s = store.contents.page_bytes, prefill_s
         self._write, load = (PullLink(rate, LinkEnd, lambda *times: None) for _ in range(2))
-        super().__init__("store", 0, page_bytes, EVICTION_POLICIES.get("lru")(), down=self._write, up=load)
+        super().__init__("store", page_bytes, down=self._write, up=load)
+        self._load, self._size = load, 0
         self._store, self._contents, self._own = store, store.contents, Counter[Key]()
         self._clock: Clock | None = None
         self._log = ContentLog()
 
     def serve(self, pool: BlockPool, clock: Clock) -> None:
-        """The pool that it is behind, and its clock. Comes before the first request, behind a router's view."""
-        self._clock, known = clock, pool.allocator.content_log
-        self._log = self._log if known is None else known.beside()
-        pool.allocator.content_log = known or self._log
+        """The pool that it is behind, and its clock. Comes before the first request."""
+        self._clock, self._log, self._size = clock, follow(pool), pool.block_size
 
     def stepped(self, ends_s: Sequence[float]) -> None:
         """The replica has taken steps that end then: what they computed goes to the store."""
@@ -56,19 +60,19 @@ class StoreSide(Tier):
                     self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
                     self.counts.stored += 1
 
+    def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
+        """See Tier."""
+        if self._prefill_s is None or self._clock is None:
+            return len(keys)
+        loaded_s = self._load.seconds_from(self._clock.now(), len(keys) * self.page_bytes)
+        return len(keys) if loaded_s < self._prefill_s(before * self._size, len(keys) * self._size) else 0
+
     def __len__(self) -> int:
         return len(self._contents)
 
     def __contains__(self, key: object) -> bool:
         now = -math.inf if self._clock is None else self._clock.now()
-        return isinstance(key, bytes) and self._store.there_s.get(key, math.inf) <= now
-
-    def add(self, key: Key) -> tuple[int, Key | None] | None:
-        """What is evicted was written when it was computed."""
-        return None
-
-    def drop(self, key: Key) -> None:
-        """Nothing is lost here."""
+        return isinstance(key, bytes) and self._store.has(key, now)
 
     def refresh(self, key: Key) -> None:
         """See Tier."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kvlab.config.fleet import LinkConfig
 from kvlab.kv.tiers.base import Link
 
+#: Seconds that a replica is predicted to take for so many tokens of a prompt, which are behind so many others.
+PrefillTime = Callable[[int, int], float]
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -20,6 +23,7 @@ class Transfer:
     start_s: float  # when both ends were free
     end_s: float
     num_bytes: int
+    tokens: int = 0  # of a prefix that another replica had
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class LinkRate:
     devices: int
     block_bytes: int  # of all devices
     pieces_per_block: int  # that each device sends
+    layers: int = 1  # of the model
 
     def seconds(self, num_bytes: int) -> float:
         """How long so many bytes take, those of whole blocks, with nothing before them."""
@@ -57,6 +62,11 @@ class PullLink(Link):
     ):
         self._rate, self._source, self._note = rate, source, note
         self._own = LinkEnd()
+
+    def seconds_from(self, now: float, num_bytes: int) -> float:
+        """Until so many bytes have come that are asked for now, with what they wait for."""
+        free_s = max(self._source().free_s, self._own.free_s)
+        return max(free_s - now, 0.0) + self.seconds(num_bytes)
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
         """See Link."""

@@ -25,6 +25,7 @@ class Stored:
     tokens: list[bytes]  # of each block, packed, 8 bytes a token
     group: int  # of layers
     salt: Salt
+    blocks: list[int] = field(default_factory=list)  # where each is, in a pool of this process
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class ContentLog:
             other.stored(contents)
         last: Prefix | None = None
         event: Stored | None = None
-        for node in contents.values():
+        for block, node in contents.items():
             if event is not None and node.parent is last:
                 if not hasattr(node, "key"):
                     node.key = key_behind(event.keys[-1], node.tokens)
@@ -74,6 +75,7 @@ class ContentLog:
             else:
                 event = self._stored(node)
                 self._events.append(event)
+            event.blocks.append(block)
             last = node
 
     def removed(self, nodes: Iterable[Prefix]) -> None:

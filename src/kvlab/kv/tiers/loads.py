@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import groupby
 from time import perf_counter
 
 import numpy as np
@@ -28,6 +29,7 @@ class Load:
     seconds: float = 0.0
     copy: Future[tuple[set[Key], float]] | None = None
     users: set[int] = field(default_factory=set)  # slots that wait for it
+    is_lost: bool = False  # it comes to nothing: what waits for it computes
 
     def is_done(self, now: float) -> bool:
         """Whether its blocks are there."""
@@ -52,6 +54,21 @@ class Wait:
         """The tiers of the contents that came, up to the first that did not."""
         first = next((n for n, key in enumerate(self.keys) if key in self.failed), len(self.keys))
         return self.tiers[:first]
+
+
+def worth_loading(keys: list[Key], before: int, tier_of: Callable[[Key], Tier | None]) -> list[Key]:
+    """The first of these contents behind so many blocks, up to one that its tier does not find worth a load. None
+    is the tier of what is on its way.
+    """
+    wanted, asked = 0, set[Tier | None]()
+    for tier, run in groupby(keys, tier_of):
+        of_tier = list(run)
+        taken = len(of_tier) if tier is None else tier.wanted(of_tier, before + wanted, again=tier in asked)
+        wanted += taken
+        asked.add(tier)
+        if taken < len(of_tier):
+            break
+    return keys[:wanted]
 
 
 def read_pages(store: PageStore, wanted: list[tuple[int, Key, int]], pages: BlockPages) -> tuple[set[Key], float]:

@@ -15,7 +15,7 @@ from kvlab.errors import TierError
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore
-from kvlab.kv.tiers.loads import Load, Wait, read_pages
+from kvlab.kv.tiers.loads import Load, Wait, read_pages, worth_loading
 from kvlab.kv.tiers.swap import Swaps
 from kvlab.kv.tiers.tier import Tier
 
@@ -66,9 +66,9 @@ class Offload:
                 first.counts.stored_s += perf_counter() - start
         return self._tier_of(key)
 
-    def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes]) -> list[Key]:
-        """The contents of these blocks of tokens that are in a tier, up to the first that is not; they come behind
-        those of `node`, or of the `root` without one.
+    def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes], before: int = 0) -> list[Key]:
+        """The contents of these blocks of tokens that are in a tier, up to the first that is not or is not worth a
+        load; they come behind those of `node`, or of the `root` without one: so many blocks.
         """
         keys: list[Key] = []
         if not self.holds_any:
@@ -79,7 +79,7 @@ class Offload:
             if not self.has(key):
                 break
             keys.append(key)
-        return keys
+        return worth_loading(keys, before, lambda key: None if key in self.loading else self._tier_of(key))
 
     @property
     def holds_any(self) -> bool:
@@ -327,7 +327,10 @@ class Offload:
     def _finish(self, load: Load) -> None:
         """A load is done or cancelled, or is waited for."""
         self.loads.remove(load)
-        failed, is_cancelled = set[Key](), load.copy is not None and load.copy.cancelled()
+        failed, is_cancelled = (
+            set(load.blocks if load.is_lost else ()),
+            load.copy is not None and load.copy.cancelled(),
+        )
         if load.copy is not None and not is_cancelled:
             failed, load.seconds = load.copy.result()
         for key in reversed(load.blocks):

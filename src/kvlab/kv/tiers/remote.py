@@ -9,15 +9,32 @@ from kvlab.kv.tiers.base import Key, Link
 from kvlab.kv.tiers.tier import Tier
 
 
-class RemoteTier(Tier):
+class ElsewhereTier(Tier):
+    """A tier that stores nothing itself."""
+
+    is_counted = False
+
+    def __init__(self, name: str, page_bytes: int, *, down: Link | None = None, up: Link) -> None:
+        super().__init__(name, 0, page_bytes, EVICTION_POLICIES.get("lru")(), down=down, up=up)
+
+    def add(self, key: Key) -> tuple[int, Key | None] | None:
+        """Nothing is stored here."""
+        return None
+
+    def drop(self, key: Key) -> None:
+        """Nothing is lost here."""
+
+    def refresh(self, key: Key) -> None:
+        """Nothing ages here."""
+
+
+class RemoteTier(ElsewhereTier):
     """Contents that are offered to a pool under a name, each offer until it is withdrawn. When the content at an
     offer's end has come, `pulled` is called with its name: whoever holds the contents may let them go.
     """
 
-    is_counted = False
-
     def __init__(self, page_bytes: int, link: Link, pulled: Callable[[str], None]) -> None:
-        super().__init__("remote", 0, page_bytes, EVICTION_POLICIES.get("lru")(), up=link)
+        super().__init__("remote", page_bytes, up=link)
         self.source = ""  # the offer whose contents were held last: what is loaded next
         self._pulled = pulled
         self._offers: dict[str, Sequence[Key]] = {}
@@ -43,16 +60,6 @@ class RemoteTier(Tier):
 
     def __contains__(self, key: object) -> bool:
         return key in self._names
-
-    def add(self, key: Key) -> tuple[int, Key | None] | None:
-        """Nothing is stored here."""
-        return None
-
-    def drop(self, key: Key) -> None:
-        """Nothing is lost here."""
-
-    def refresh(self, key: Key) -> None:
-        """Nothing ages here."""
 
     def hold(self, key: Key) -> int:
         """A content is about to be pulled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvlab.kv.eviction import EvictionPolicy
@@ -68,6 +68,12 @@ class Tier:
     def place(self, key: Key) -> int:
         """Where a content is that the tier holds."""
         return self._places[key]
+
+    def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
+        """How many of these contents, which it has and which lie behind so many blocks, are worth a load. `again`:
+        others of the same prompt, which lie before, are.
+        """
+        return len(keys)
 
     def add(self, key: Key) -> tuple[int, Key | None] | None:
         """Take in a content that is not here: its place, and the content that went for it, whose page is still

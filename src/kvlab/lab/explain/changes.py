@@ -90,6 +90,8 @@ def _changed(explained: Explanation, keys: Collection[SequenceKey]) -> Iterator[
     if (fleet := config.fleet).replicas > 1:
         for router in ("least_requests", *(["precise"] if shares else [])):
             settings += [(f"router {router}", {"fleet.router": router})] * (router != fleet.router)
+        if shares and not plan.pool.groups and not fleet.neighbours and not fleet.prefill:
+            settings.append(("prefixes pulled from neighbours", {"fleet.neighbours": True}))
         settings += [("one replica more", {"fleet.replicas": fleet.replicas + 1})] * (not fleet.groups)
     for what, changed in settings:
         text = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())

@@ -27,6 +27,8 @@ def joined_life(record: RequestRecord, hops: Sequence[Routed], observers: Sequen
     next. None: the last never had it.
     """
     life = Life(record.key, [], record.arrival_s)
+    if hops and hops[0].stage == "decode":
+        return _decoded_first(record, hops, observers)
     for hop, after in zip_longest(hops, hops[1:]):
         end_s = record.finished_s if after is None else after.at_s
         if after is not None and after.stage != "decode":
@@ -40,9 +42,22 @@ def joined_life(record: RequestRecord, hops: Sequence[Routed], observers: Sequen
     return life if hops else None
 
 
+def _decoded_first(record: RequestRecord, hops: Sequence[Routed], observers: Sequence[LifeObserver]) -> Life | None:
+    """The same of one for which blocks were reserved where it decodes: while it waits for K and V, what becomes of
+    its prompt elsewhere.
+    """
+    life = observers[hops[0].choice.replica].ended(record.key, record.finished_s)
+    for hop in hops[1:] if life is not None else ():
+        prompt = observers[hop.choice.replica].lives.get((record.request_id, 0))
+        if life is not None and prompt is not None:
+            life.detail(Cause.TRANSFER, prompt)
+    return life
+
+
 def prompt_of(
     record: RequestRecord, hops: Sequence[Routed], observers: Sequence[PromptObserver]
 ) -> PromptTokens | None:
     """What became of its prompt's tokens where that was computed, or pulled without being computed apart."""
     computing = [hop for hop in hops if hop.stage != "decode"]
-    return observers[computing[-1].choice.replica].prompts.get(record.key) if computing else None
+    last = [*hops[-1:], *computing][-1:]  # found whole where it decodes
+    return observers[last[0].choice.replica].prompts.get(record.key) if last else None

@@ -146,6 +146,30 @@ class Life:
                 self.parts.append(last._replace(end_s=end_s))
                 self.until_s = end_s
 
+    def rename(self, cause: Cause, other: Cause) -> None:
+        """What it did for one cause was for another."""
+        self.parts = [
+            part._replace(cause=other) if isinstance(part, Interval) and part.cause is cause else part
+            for part in self.parts
+        ]
+
+    def detail(self, cause: Cause, own: Life) -> None:
+        """What it did for a cause is what another life of the request says of that time."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            self.until_s = part.start_s
+            if isinstance(part, Interval) and part.cause is cause:
+                for other in own.parts:
+                    self.add(cause, min(other.start_s, part.end_s))
+                    end_s = min(other.end_s, part.end_s)
+                    if end_s > self.until_s:
+                        self.parts.append(other._replace(start_s=self.until_s, end_s=end_s))
+                        self.until_s = end_s
+                self.add(cause, part.end_s)
+            else:
+                self.parts.append(part)
+                self.until_s = part.end_s
+
     def follow(self, own: Life) -> None:
         """From its last time on it did what another life of the request says."""
         for part in own.parts:

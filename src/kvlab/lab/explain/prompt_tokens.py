@@ -12,6 +12,7 @@ from kvlab.core import Salt, Sequence, SequenceStatus, StepRecord
 from kvlab.engine.batching import StepBatch
 from kvlab.engine.core import EngineCore
 from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed, Stored
+from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key
@@ -77,9 +78,7 @@ class PromptObserver:
             windows = [group.layers.window for group in pool.groups]
             self._group = windows.index(None) if None in windows else 0
             self._has_groups = len(windows) > 1
-            known = pool.allocator.content_log  # of a router's view
-            self._log = ContentLog(has_groups=self._has_groups) if known is None else known.beside()
-            pool.allocator.content_log = known or self._log
+            self._log = follow(pool)
         self._parts = PrefixIndex(self._size).parts
         self._known: dict[Key, Eviction | None] = {}  # contents that were cached; None: they are
         self._parents: set[Key] = set()  # of those

@@ -87,4 +87,4 @@ def explain_trace(config: RunConfig, detail: Collection[str] = ()) -> RecordedEx
         steps = drive(engine, plan.requests, concurrency=config.workload.concurrency).steps
     seen = observe(plan, steps, detail)
     lives = {key: life for key, life in seen.lives.items() if key in recorded}
-    return RecordedExplanation(plan, seen.records, lives, seen.prompts, seen.hops, recorded)
+    return RecordedExplanation(plan, seen.records, lives, seen.prompts, seen.hops, seen.pulls, recorded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.protocol import ServingEngine, StepObserver
 from kvlab.errors import ConfigError
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.transfer import Transfer
 from kvlab.lab.explain.hops import Hops, hops_of, joined_life, prompt_of
 from kvlab.lab.explain.life_observer import DecodeTimes, LifeObserver
 from kvlab.lab.explain.lives import Cause, Interval, Life
@@ -47,6 +48,7 @@ class Explanation:
     lives: dict[SequenceKey, Life]
     prompts: dict[SequenceKey, PromptTokens]
     hops: Hops  # of a fleet, what its router chose for each request
+    pulls: Mapping[str, Sequence[Transfer]]  # what each pulled from neighbours
 
     @property
     def is_simulated(self) -> bool:
@@ -146,7 +148,9 @@ def observe(
 ) -> Explanation:
     """Serve the plan's requests step by step. `steps`: of the same run, which say what decoding alone takes."""
     has_salts = any(request.salt is not None for request in plan.requests)
-    loading = Cause.TRANSFER if plan.config.fleet.prefill else Cause.TIER
+    chosen = plan.config.fleet
+    has_tiers = chosen.store is not None or plan.config.kv.offload is not None
+    loading = Cause.TRANSFER if chosen.prefill or (chosen.neighbours and not has_tiers) else Cause.TIER
     with served_from(plan) as (engine, cores):
         fleet = engine if isinstance(engine, Fleet) else None
         parts = [engine] if fleet is None else [replica.engine for replica in fleet.replicas]
@@ -170,9 +174,13 @@ def observe(
     if fleet is None:
         whole = {key: lives[0].ended(key, record.finished_s) for key, record in records.items()}
         ended = {key: life for key, life in whole.items() if life is not None}
-        return Explanation(plan, records, ended, prompts[0].prompts, {})
-    hops = hops_of(fleet.routed)
+        return Explanation(plan, records, ended, prompts[0].prompts, {}, {})
+    hops, pulls = hops_of(fleet.routed), dict[str, list[Transfer]]()
+    for pull in (pull for neighbour in fleet.neighbours for pull in neighbour.pulls):
+        pulls.setdefault(pull.request_id, []).append(pull)
     whole = {key: joined_life(record, hops.get(key[0], ()), lives) for key, record in records.items()}
+    for life in (life for key, life in whole.items() if life is not None and key[0] in pulls):
+        life.rename(Cause.TIER, Cause.TRANSFER)
     found = {key: prompt_of(record, hops.get(key[0], ()), prompts) for key, record in records.items()}
     return Explanation(
         plan,
@@ -180,6 +188,7 @@ def observe(
         {key: life for key, life in whole.items() if life is not None},
         {key: prompt for key, prompt in found.items() if prompt is not None},
         hops,
+        pulls,
     )
 
 

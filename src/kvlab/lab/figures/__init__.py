@@ -25,6 +25,7 @@ from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
 from kvlab.lab.figures.pool_map import pool_map_figure, record_grids, tenant_map_figure
+from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
 from kvlab.lab.figures.service_levels import limits_of, service_level_figure
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.files import attempt, replacing, write_text
@@ -34,14 +35,17 @@ FOLDER, PAGE = "figures", "hover.html"
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
-    """A run's figures by name: memory, or fleet where there are several replicas, pool_map, timeline, latency, and
-    service_levels where the run had limits, without those that are `left_out`.
+    """A run's figures by name: memory, or fleet and prefixes where there are several replicas, pool_map, timeline,
+    latency, and service_levels where the run had limits, without those that are `left_out`.
     """
     steps, requests, missing = record.steps(), record.requests(), left_out(record)
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
     if replicas := _replicas(record):
         figures["fleet"] = fleet_figure(steps, replicas, _groups(record))
+        if (prefixes := record.prefixes()) is not None:
+            end_s = float(steps.column("end_s").max(initial=0))
+            figures["prefixes"] = prefix_places_figure(prefixes, replicas, end_s)
     if "memory" not in missing:
         figures["memory"] = memory_figure(steps, unit=unit) if steps else told_memory_figure(record.series())
     if "pool_map" not in missing:
@@ -89,8 +93,8 @@ def title_of(name: str) -> str:
 
 def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> dict[str, Figure]:
     """What runs show together, by name: `throughput` over what was varied, `sequences` that ran at once where that
-    is two numbers, `arrival_rate` where that was varied, `pareto`, and `capacity` where runs say how large their
-    cache was. Nothing for one run.
+    is two numbers, `arrival_rate` where that was varied, `router_hits` where routers were, `pareto`, and `capacity`
+    where runs say how large their cache was. Nothing for one run.
     Each of `metrics` is drawn as the throughput is; its name is the metric's with `_` for `/`.
     """
     if len(records) < 2:
@@ -104,6 +108,8 @@ def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> 
         figures["sequences"] = metric_figure(points, "capacity/peak_running")
     if (rates := rate_figure(records)) is not None:
         figures["arrival_rate"] = rates
+    if (hits := router_hits_figure(points)) is not None:
+        figures["router_hits"] = hits
     if measured_points(points):
         figures["pareto"] = pareto_figure(points)
     capacity = capacity_figure(records)

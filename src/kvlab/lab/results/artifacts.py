@@ -15,7 +15,7 @@ from kvlab.errors import OutputError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.results import records
-from kvlab.lab.results.fleet import routes_table
+from kvlab.lab.results.fleet import prefixes_table, pulled_tokens, routes_table
 from kvlab.lab.run.drive import RunLog
 
 
@@ -24,12 +24,13 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
 
     Each is tried, whatever became of the others. Returns why some could not be written.
     """
+    pulled = None if log.pulls is None else pulled_tokens(log.pulls)
     writers: list[Callable[[], None]] = [
         partial(write_summary, directory, summary),
         partial(write_text, directory / "config.yaml", config_yaml),
         lambda: _write_table(
             directory / records.REQUESTS,
-            records.request_table(log.records, log.engine_report, log.replica_names),
+            records.request_table(log.records, log.engine_report, log.replica_names, pulled),
         ),
     ]
     if log.engine_report is None:
@@ -39,6 +40,9 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
         writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
     if log.routed:
         writers.append(lambda: _write_table(directory / records.ROUTES, routes_table(log.routed)))
+    if log.holdings is not None and log.holdings.history:
+        prefixes = prefixes_table(log.holdings)
+        writers.append(lambda: _write_table(directory / records.PREFIXES, prefixes))
     if log.scaled:
         scaled = pa.Table.from_pylist([event._asdict() for event in log.scaled])
         writers.append(lambda: _write_table(directory / records.SCALED, scaled))

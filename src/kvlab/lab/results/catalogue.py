@@ -263,6 +263,24 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                digits=0, in_table=True, optional=True),
         Metric("fleet/store_hit_tokens", "prompt tokens found in the store", "tokens", "tokens of prompts "
                "whose K and V came from there", GAIN, 0, True, optional=True),
+        Metric("fleet/pulls", "prefixes pulled from neighbours", "transfers", "`fleet.neighbours`: transfers of a "
+               "prefix that another replica had", digits=0, in_table=True, optional=True),
+        Metric("fleet/pulled_bytes", "K and V pulled from neighbours", "bytes", "bytes of these", in_table=True,
+               optional=True),
+        Metric("fleet/pulled_hit_tokens", "prompt tokens pulled from neighbours", "tokens", "tokens of prompts "
+               "whose K and V came from there", GAIN, 0, True, optional=True),
+        Metric("fleet/hit_rate_ceiling", "most that caches could find", "0 to 1", "tokens of prompts that one "
+               "cache would find which is never full and which all replicas have in common / those of all; where "
+               "`figures` or `fleet.neighbours` is true", NEUTRAL, 3, optional=True),
+        Metric("fleet/duplicate_tokens_mean", "cached twice, mean", "tokens", "tokens that a replica's cache holds "
+               "and another's too, over the run: of three copies two; counted where `figures` or "
+               "`fleet.neighbours` is true", NEUTRAL, 0, optional=True),
+        Metric("fleet/duplicate_tokens_peak", "cached twice, most", "tokens", "the most of these at a moment",
+               NEUTRAL, 0, optional=True),
+        Metric("fleet/duplicate_share_mean", "share cached twice", "%", "100 * the mean of these / that of the "
+               "tokens that all caches hold", NEUTRAL, 1, True, optional=True),
+        Metric("fleet/duplicate_share_peak", "share cached twice, at the most", "%", "100 * the most of these / "
+               "what all caches hold at that moment", NEUTRAL, 1, optional=True),
         Metric("fleet/replicas_mean", "replicas, mean", "replicas", "`fleet.scale`: replicas that are there, that "
                "warm up, serve or end what they have, over the run", COST, 2, True, optional=True),
         Metric("fleet/started", "replicas started", "replicas", "`fleet.scale`: how often one was", digits=0,
@@ -274,8 +292,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("fleet/transfer_bytes", "K and V pulled", "bytes", "bytes of these", in_table=True, optional=True),
         *(replace(entry, in_table=True, optional=True) for entry in family_of(
             "fleet/transfer_ms_*", ("p50", "p99"), "K and V pulled, *", "ms",
-            "from the moment at which a replica has blocks for a prompt until its K and V are there, other "
-            "transfers that it waits for included", TIME, 1)),
+            "from the moment at which a replica has blocks for a prompt, and that is computed, until its K and V "
+            "are there, other transfers that it waits for included", TIME, 1)),
     ],
     "speculation": [
         Metric("speculation/proposed_tokens", "tokens proposed", "tokens",

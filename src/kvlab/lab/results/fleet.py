@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from kvlab.core import RequestRecord
 from kvlab.core.step_log import StepLog
 from kvlab.fleet.fleet import Routed
+from kvlab.fleet.holdings import Duplicates, Holdings
 from kvlab.fleet.transfer import Transfer
 from kvlab.lab.results.requests import latencies_ms
 from kvlab.lab.results.tables import new_table
@@ -86,6 +88,51 @@ def fleet_metrics(
         if whole > 0:
             metrics["capacity/mean_running"] = float((running * seconds).sum()) / whole
     return metrics
+
+
+def pull_metrics(pulls: Sequence[Transfer], hit_tokens: int) -> dict[str, float]:
+    """What replicas pulled of prefixes that others had."""
+    return {
+        "fleet/pulls": len(pulls),
+        "fleet/pulled_bytes": sum(pull.num_bytes for pull in pulls),
+        "fleet/pulled_hit_tokens": hit_tokens,
+    }
+
+
+def duplicate_metrics(duplicates: Duplicates) -> dict[str, float]:
+    """Tokens that several replicas hold: over the time so far, and the most."""
+    seconds, held_s, peak_held = duplicates.at_s, duplicates.held_s, duplicates.peak_held
+    return {
+        "fleet/duplicate_tokens_mean": duplicates.duplicate_s / seconds if seconds else 0.0,
+        "fleet/duplicate_tokens_peak": duplicates.peak,
+        "fleet/duplicate_share_mean": 100 * duplicates.duplicate_s / held_s if held_s else 0.0,
+        "fleet/duplicate_share_peak": 100 * duplicates.peak / peak_held if peak_held else 0.0,
+    }
+
+
+def pulled_tokens(pulls: Sequence[Transfer]) -> Counter[str]:
+    """Tokens that each request pulled."""
+    tokens = Counter[str]()
+    for pull in pulls:
+        tokens[pull.request_id] += pull.tokens
+    return tokens
+
+
+def prefixes_table(holdings: Holdings) -> pa.Table:
+    """Where the hottest prefixes are, as the table of prefixes.parquet: from `at_s` on a replica has so many tokens
+    of a prefix, which has `of_tokens` and is that of so many `requests`.
+    """
+    hot, history = holdings.hot, holdings.history
+    return pa.table(
+        {
+            "at_s": pa.array([held.at_s for held in history], pa.float64()),
+            "prefix": pa.array([held.prefix for held in history], pa.int64()),
+            "replica": pa.array([held.replica for held in history], pa.int64()),
+            "tokens": pa.array([held.blocks * holdings.pools[0].block_size for held in history], pa.int64()),
+            "of_tokens": pa.array([hot[held.prefix].tokens for held in history], pa.int64()),
+            "requests": pa.array([hot[held.prefix].requests for held in history], pa.int64()),
+        }
+    )
 
 
 def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:

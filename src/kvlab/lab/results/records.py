@@ -41,6 +41,7 @@ SIMULATED = "simulated "  # how the machine of a simulated run begins in its sum
 SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
 ROUTES = "routes.parquet"  # of a fleet: what its router chose
 SCALED = "scaling.parquet"  # of a fleet: which replicas started, drained and stopped, and when
+PREFIXES = "prefixes.parquet"  # of a fleet: which replicas had the hottest prefixes, and when
 SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
@@ -143,10 +144,14 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
 
 
 def request_table(
-    records: Sequence[RequestRecord], report: EngineReport | None = None, replica_names: Sequence[str] = ()
+    records: Sequence[RequestRecord],
+    report: EngineReport | None = None,
+    replica_names: Sequence[str] = (),
+    pulled: Mapping[str, int] | None = None,
 ) -> pa.Table:
     """Requests as the table of requests.parquet, without the columns of what their engine cannot tell, and of salts
-    where none has one; of groups of replicas with the `group` of each one's.
+    where none has one; of groups of replicas with the `group` of each one's; with what was `pulled` of each
+    request's prompt from other replicas, where that is done.
     """
     table = pa.Table.from_pylist([request_row(record) for record in records], schema=REQUEST_SCHEMA)
     unreported = frozenset() if report is None else report.unreported
@@ -155,6 +160,9 @@ def request_table(
     if not any(record.replica for record in records):
         unreported |= {"replica"}
     table = table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
+    if pulled is not None:
+        tokens = [0 if record.sample else pulled.get(record.request_id, 0) for record in records]
+        table = table.append_column("pulled_tokens", pa.array(tokens, pa.int64()))
     groups = [replica_names[record.replica] for record in records] if replica_names else []
     return table.append_column("group", pa.array(groups, pa.string())) if replica_names else table
 
@@ -255,6 +263,10 @@ class RunRecord:
             block=table["block"].to_numpy(),
             sequence=table["sequence"].to_numpy(),
         )
+
+    def prefixes(self) -> Any:
+        """The table of prefixes.parquet; None where the run kept none."""
+        return self._read(PREFIXES)
 
     @cached_property
     def _fetched(self) -> bool:

@@ -16,6 +16,7 @@ from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.fleet import Routed
+from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.scale import Scaled
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.journal import BlockEvents
@@ -42,6 +43,9 @@ class RunLog:
     replica_names: list[str] = field(default_factory=list)  # of each, its group's; none where all are of one
     scaled: list[Scaled] = field(default_factory=list)  # replicas that started and stopped by a rule
     replica_s: float = 0.0  # seconds of all replicas together, where a rule decides that
+    pulls: list[Transfer] | None = None  # of prefixes that another replica had; None: they are not pulled
+    pulled_hits: int = 0  # blocks of prompts that came by them
+    holdings: Holdings | None = None  # who has what, where that was followed
     store: TierCounts | None = None  # of a store that the replicas have in common
     retried: int = 0  # requests that were lost with a replica and sent again
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`

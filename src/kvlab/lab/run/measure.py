@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kvlab.lab.explain.prompt_tokens import Reason
-from kvlab.lab.results.fleet import fleet_metrics
+from kvlab.lab.results.fleet import duplicate_metrics, fleet_metrics, pull_metrics
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.plan import PeerPlan, RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import Served
+from kvlab.workloads.prefixes import prefix_tree
 
 
 def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
@@ -28,6 +29,11 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
                 metrics["fleet/store_written_blocks"] = log.store.stored
                 metrics["fleet/store_loaded_blocks"] = log.store.loaded
                 metrics["fleet/store_hit_tokens"] = log.store.hits * own.pool.block_size
+            if log.pulls is not None:
+                metrics |= pull_metrics(log.pulls, log.pulled_hits * own.pool.block_size)
+            if log.holdings is not None:
+                metrics |= duplicate_metrics(log.holdings.duplicates)
+                metrics["fleet/hit_rate_ceiling"] = prefix_tree(own.requests, own.pool.block_size).most_hit_rate
             if own.config.fleet.scale.on is not None:
                 metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
                 metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)

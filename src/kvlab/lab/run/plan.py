@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, KvlabError, WorkloadError
-from kvlab.fleet.transfer import LinkRate
+from kvlab.fleet.transfer import LinkRate, PrefillTime
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
@@ -26,6 +27,7 @@ from kvlab.models.tokenizer import Tokenizer, find_tokenizer
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Assignment, EngineKind
 from kvlab.secrets import redact
+from kvlab.simulation.timings import StepTiming
 from kvlab.workloads import may_sample
 from kvlab.workloads.prompts import grown_lengths
 
@@ -200,16 +202,24 @@ def link_rates(plan: RunPlan) -> list[LinkRate]:
     """
     link, replicas = plan.config.fleet.link, plan.replicas
     pieces = 2 * plan.model.num_layers if link.pieces == "layer" else 1
-    sending = [each.config.executor.devices for each in replicas[: plan.config.fleet.prefill]]
+    senders = replicas if plan.config.fleet.neighbours else replicas[: plan.config.fleet.prefill]
+    sending = [each.config.executor.devices for each in senders]
     return [
         LinkRate(
             link,
             min([each.config.executor.devices, *sending]),
             each.pool.block_size * each.pool.bytes_per_slot,
             pieces,
+            plan.model.num_layers,
         )
         for each in replicas
     ]
+
+
+def prefill_times(plan: RunPlan) -> list[PrefillTime]:
+    """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
+    pairs = [(each.timing, each.config.scheduler.max_batched_tokens) for each in plan.replicas]
+    return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
@@ -245,22 +255,36 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 
 def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
-    if not fleet.prefill and fleet.store is None:
+    if not fleet.prefill and fleet.store is None and not fleet.neighbours:
         return
-    key, value = ("fleet.prefill", fleet.prefill) if fleet.prefill else ("fleet.store", fleet.store)
-    kv = plan.config.kv
+    key, value, kv = *_pulling(fleet), plan.config.kv
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
-        (not kv.prefix_sharing or not POOLS.get(kv.backend).is_paged(), "needs a prefix cache; use kv=paged"),
+        (not shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
         (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
         (
             fleet.prefill and (kv.offload is not None or kv.offload_disk is not None),
             "has no tiers of its own beside; leave kv.offload out",
         ),
+        (
+            fleet.neighbours and plan.config.scheduler.preemption.mode != "recompute",
+            "what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute",
+        ),
         (fleet.store is not None and not store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
             raise ConfigError(key, value, text)
+
+
+def _pulling(fleet: FleetConfig) -> tuple[str, object]:
+    """The first setting by which replicas pull K and V, and its value; None of its value where there is none."""
+    settings = {"prefill": fleet.prefill, "store": fleet.store, "neighbours": "true" * fleet.neighbours}
+    return next(((f"fleet.{name}", value) for name, value in settings.items() if value), ("fleet", None))
+
+
+def shares_prefixes(plan: EnginePlan) -> bool:
+    """Whether its pool has a prefix cache."""
+    return plan.config.kv.prefix_sharing and POOLS.get(plan.config.kv.backend).is_paged()
 
 
 def store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
@@ -272,9 +296,9 @@ def store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
 def _check_blocks(plan: RunPlan) -> None:
     """Raise ConfigError for replicas that are to have blocks of another size than they have."""
     fleet = plan.config.fleet
-    key, value = ("fleet.prefill", fleet.prefill) if fleet.prefill else ("fleet.store", fleet.store)
+    key, value = _pulling(fleet)
     sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in plan.replicas}
-    if value is not None and len(sizes) > 1:
+    if value and len(sizes) > 1:
         has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
         text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
         raise ConfigError(key, value, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +20,14 @@ from kvlab.engine.step import Executor
 from kvlab.errors import AuditError
 from kvlab.fleet.build import TimedExecutor, build_fleet
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.hot_prefixes import hot_prefixes
 from kvlab.fleet.store import SharedStore
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.tiers.tier import Tier, TierCounts
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates, store_blocks
+from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates, prefill_times, shares_prefixes, store_blocks
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -63,15 +64,25 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
         journal = BlockJournal() if config.figures or plan.recording is not None else None
         return _replica(replicas[0], profiler, journal)
     is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
+    hot = hot_prefixes(plan.requests, plan.pool.block_size) if config.figures and shares_prefixes(plan) else None
     makers = [partial(_replica, replica, profiler, None) for replica in replicas]
     store, pool = None, plan.pool
     if blocks := store_blocks(plan, config.fleet):
         store = SharedStore(blocks, pool.block_size * pool.bytes_per_slot)
-    return build_fleet(config.fleet, makers, link_rates(plan), store, seed=config.seed, is_open=is_open)
+    return build_fleet(
+        config.fleet,
+        makers,
+        link_rates(plan),
+        store,
+        prefill_s=prefill_times(plan),
+        hot=hot,
+        seed=config.seed,
+        is_open=is_open,
+    )
 
 
 def _replica(
-    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: Tier | None = None
+    plan: RunPlan, profiler: Profiler, journal: BlockJournal | None, remote: Sequence[Tier] = ()
 ) -> EngineCore | FrontEnd:
     """An engine; one of several that compute here has a clock of its own."""
     faults, computes = plan.config.debug.faults, plan.is_real and plan.config.fleet.replicas > 1
@@ -148,10 +159,17 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
         if engine.scaler is not None:
-            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s), engine.scaler.events
-        if counts := [side.counts for side in engine.sides]:
+            always = engine.router.config.prefill * log.duration_s
+            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s) + always, engine.scaler.events
+        if counts := [side.counts for side in engine.sides.values()]:
             totals = {name: sum(getattr(each, name) for each in counts) for name in ("stored", "loaded", "hits")}
             log.store = TierCounts(**totals)
+        if engine.neighbours:
+            log.pulls = [pull for neighbour in engine.neighbours for pull in neighbour.pulls]
+            log.pulled_hits = sum(neighbour.counts.hits for neighbour in engine.neighbours)
+        if (holdings := engine.holdings) is not None:
+            holdings.until(log.duration_s)
+            log.holdings = holdings
         log.replica_names = engine.router.config.names
         log.transfers = [] if engine.split is None else engine.split.transfers
 

@@ -1,0 +1,151 @@
+"""Which contents each replica holds, and from when on: what neighbours can pull, and how much is there twice."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvlab.fleet.hot_prefixes import HotPrefix
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
+from kvlab.kv.lending import follow
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.base import Key
+
+
+class Held(NamedTuple):
+    """Of a hot prefix a replica holds so many blocks from now on."""
+
+    at_s: float
+    prefix: int
+    replica: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class Duplicates:
+    """Tokens that replicas hold, and those of them that another holds too, over time. Of a content that three
+    replicas hold two are duplicates.
+    """
+
+    held: int = 0  # now, as are the duplicates
+    duplicate: int = 0
+    held_s: float = 0.0  # times seconds
+    duplicate_s: float = 0.0
+    peak: int = 0
+    peak_held: int = 0  # at that moment
+    at_s: float = 0.0
+
+    def until(self, now: float) -> None:
+        """Nothing changed until then."""
+        seconds = max(now - self.at_s, 0.0)
+        self.held_s += self.held * seconds
+        self.duplicate_s += self.duplicate * seconds
+        self.at_s = max(now, self.at_s)
+
+    def add(self, held: int, duplicate: int) -> None:
+        """So many more now."""
+        self.held, self.duplicate = self.held + held, self.duplicate + duplicate
+        if self.duplicate > self.peak:
+            self.peak, self.peak_held = self.duplicate, self.held
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Follows the contents of replicas' `pools`, of the first group of layers. What a step computes is there when
+    the step ends, what it evicts is gone when it begins. Of the `hot` prefixes it is kept where they are over time.
+    """
+
+    pools: Sequence[BlockPool]
+    hot: Sequence[HotPrefix] = ()
+    holders: dict[Key, dict[int, int]] = field(default_factory=dict)  # of a content: replicas, each with its block
+    duplicates: Duplicates = field(default_factory=Duplicates)
+    history: list[Held] = field(default_factory=list)
+    _logs: list[ContentLog] = field(default_factory=list)
+    _coming: list[tuple[float, int, int, dict[Key, int | None]]] = field(default_factory=list)  # a heap
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _watched: dict[Key, int] = field(default_factory=dict)
+    _watched_blocks: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._logs = [follow(pool) for pool in self.pools]
+        self.watch(self.hot)
+
+    def watch(self, hot: Sequence[HotPrefix]) -> None:
+        """These are the hot prefixes. Comes before the first step."""
+        self.hot = hot
+        self._watched = {key: number for number, prefix in enumerate(hot) for key in prefix.keys}
+
+    def stepped(self, replica: int, ends_s: Sequence[float]) -> None:
+        """A replica has taken steps that end then, the first of which begins now."""
+        begin_s = self.duplicates.at_s
+        for end_s, events in zip(ends_s, self._logs[replica].take_by_step(), strict=True):
+            self._take(replica, events, begin_s, end_s)
+            begin_s = end_s
+
+    def changed(self, replica: int, now: float) -> None:
+        """A replica has other contents now, without a step that took time."""
+        self._take(replica, self._logs[replica].take(), now, now)
+
+    def until(self, now: float) -> None:
+        """What is to happen by now has happened."""
+        while self._coming and self._coming[0][0] <= now:
+            when_s, _, replica, added = heapq.heappop(self._coming)
+            self.duplicates.until(when_s)
+            for key, block in added.items():
+                self._set(replica, key, block)
+        self.duplicates.until(now)
+
+    def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
+        """What events of one step come to: some contents go, then others come."""
+        gone, added = set[Key](), dict[Key, int | None]()
+        for event in events:
+            if isinstance(event, Cleared):
+                gone |= {key for key, holders in self.holders.items() if replica in holders}
+                gone.update(key for *_, other, blocks in self._coming if other == replica for key in blocks)
+                added = {}
+            elif event.group:
+                continue
+            elif isinstance(event, Stored):
+                added |= zip(event.keys, event.blocks, strict=True)
+            else:
+                gone.update(event.keys)
+                added = {key: block for key, block in added.items() if key not in gone}
+        if gone:
+            for when_s, _, other, blocks in self._coming:
+                if other == replica and when_s > begin_s:  # it was lost before it was there
+                    for key in gone.intersection(blocks):
+                        del blocks[key]
+            self._push(begin_s, replica, dict.fromkeys(gone))
+        if added:
+            self._push(end_s, replica, added)
+
+    def _push(self, when_s: float, replica: int, blocks: dict[Key, int | None]) -> None:
+        heapq.heappush(self._coming, (when_s, next(self._numbers), replica, blocks))
+        self.until(self.duplicates.at_s)
+
+    def _set(self, replica: int, key: Key, block: int | None) -> None:
+        """A replica has a content in this block from now on; None: it has it no more."""
+        holders = self.holders.setdefault(key, {})
+        if (block is None) == (replica not in holders):
+            if not holders:
+                del self.holders[key]
+            return
+        size = self.pools[replica].block_size
+        if block is None:
+            del holders[replica]
+            self.duplicates.add(-size, -size if holders else 0)
+            if not holders:
+                del self.holders[key]
+        else:
+            self.duplicates.add(size, size if holders else 0)
+            holders[replica] = block
+        if (prefix := self._watched.get(key)) is not None:
+            count = self._watched_blocks.get((prefix, replica), 0) + (1 if block is not None else -1)
+            self._watched_blocks[prefix, replica] = count
+            now = Held(self.duplicates.at_s, prefix, replica, count)
+            if self.history and self.history[-1][:3] == now[:3]:
+                self.history.pop()
+            self.history.append(now)

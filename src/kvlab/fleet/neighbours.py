@@ -1,0 +1,132 @@
+"""Prefixes that other replicas hold: pulled over the link where that takes less time than to compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from kvlab.fleet.holdings import Holdings
+from kvlab.fleet.replica import Replica
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink, Transfer
+from kvlab.kv.lending import lend
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.remote import ElsewhereTier
+
+
+@dataclass(slots=True)
+class _Pull:
+    """What is on its way from another replica, which keeps it in a slot until then; None: no more."""
+
+    source: int
+    slot: int | None
+    keys: set[Key]
+
+
+class NeighbourTier(ElsewhereTier):
+    """What a replica can pull from the others, those that take requests. It asks the one that has most of what is
+    missing, of equals the one that is free first. The source keeps the blocks until they have been pulled.
+
+    `prefill_s` predicts what it would take to compute them; None: they are always pulled. `ends` are the replicas'
+    sides of the links as they send.
+    """
+
+    def __init__(self, index: int, rate: LinkRate, ends: Sequence[LinkEnd], prefill_s: PrefillTime | None) -> None:
+        self._link = PullLink(rate, lambda: ends[self._source], self._begin)
+        super().__init__("neighbours", rate.block_bytes, up=self._link)
+        self.pulls: list[Transfer] = []
+        self._index, self._ends, self._prefill_s = index, ends, prefill_s
+        self._source, self._asked = 0, list[Key]()
+        self._under_way: dict[Key, _Pull] = {}
+        self._unnamed: list[tuple[Key, Transfer]] = []
+
+    def serve(self, holdings: Holdings, replicas: Sequence[Replica]) -> None:
+        """From now on it knows who has what."""
+        self._holdings, self._pools, self._replicas = holdings, holdings.pools, replicas
+
+    def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
+        """See Tier."""
+        counts = {
+            source: sum(1 for _ in takewhile(lambda key: source in self._holdings.holders[key], keys))  # noqa: B023
+            for source in self._sources(keys[0])
+            if source == self._source or not again
+        }
+        if not counts:
+            return 0
+        self._source = min(counts, key=lambda source: (-counts[source], self._ends[source].free_s, source))
+        count = counts[self._source]
+        if self._prefill_s is None:
+            return count
+        core = self._replicas[self._index].core
+        pulled_s = self._link.seconds_from(core.clock.now(), count * self.page_bytes)
+        size = core.pool.block_size
+        return count if pulled_s < self._prefill_s(before * size, count * size) else 0
+
+    def _sources(self, key: Key) -> Iterator[int]:
+        holders = self._holdings.holders.get(key, ())
+        return (each for each in holders if each != self._index and self._replicas[each].takes_requests)
+
+    def _begin(self, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
+        """A transfer begins of what was held last."""
+        keys, source = self._asked[::-1], self._source
+        self._asked = []
+        pool = self._pools[source]
+        pull = _Pull(source, lend(pool, [self._holdings.holders[key][source] for key in keys]), set(keys))
+        self._under_way |= dict.fromkeys(keys, pull)
+        tokens = len(keys) * pool.block_size
+        sent = Transfer("", source, self._index, ready_s, start_s, end_s, num_bytes, tokens)
+        self._unnamed.append((keys[0], sent))
+
+    def stepped(self) -> None:
+        """The replica has taken steps: whose pulls began in them."""
+        core = self._replicas[self._index].core
+        for key, transfer in self._unnamed:
+            load = self._pools[self._index].offload.loading.get(key)
+            names = [each.request.request_id for each in core.scheduler.running if load and each.slot == load.owner]
+            self.pulls.append(replace(transfer, request_id=names[0] if names else ""))
+        self._unnamed = []
+
+    def lose(self, source: int, now: float) -> None:
+        """What is on its way from a replica comes to nothing."""
+        for key, pull in self._under_way.items():
+            if pull.source == source:
+                lost = self._pools[self._index].offload.loading[key]
+                lost.is_lost, lost.done_s = True, now
+                self._return(pull, now)
+                self._replicas[self._index].wake(now)
+
+    def _return(self, pull: _Pull, now: float) -> None:
+        """The source may reuse the blocks."""
+        slot, pull.slot = pull.slot, None
+        if slot is not None:
+            self._pools[pull.source].free_slot(slot)
+            self._replicas[pull.source].wake(now)
+
+    def __len__(self) -> int:
+        return len(self._holdings.holders)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and next(self._sources(key), None) is not None
+
+    def hold(self, key: Key) -> int:
+        """A content is about to be pulled."""
+        self._asked.append(key)
+        return 0
+
+    def release(self, key: Key) -> None:
+        """A content has come, or nobody waits for it any more."""
+        pull = self._under_way.pop(key)
+        pull.keys.discard(key)
+        if not pull.keys:
+            self._return(pull, self._replicas[self._index].core.clock.now())
+
+    def held(self) -> dict[Key, int]:
+        """The contents that are being pulled."""
+        return dict.fromkeys(self._under_way, 1)
+
+    def broken(self) -> Iterator[str]:
+        """See Tier."""
+        loading = self._pools[self._index].offload.loading
+        for key, pull in self._under_way.items():
+            if key not in pull.keys or (pull.slot is None) != loading[key].is_lost:
+                yield "what is on its way is not what its source keeps"

@@ -1,0 +1,61 @@
+"""Which prefixes are hot, where they are, and the pictures of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvlab.config.fleet import FleetConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.fleet.hot_prefixes import hot_prefixes
+from kvlab.lab.figures.points import Point
+from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
+from kvlab.lab.results.fleet import prefixes_table
+from tests.fleet.test_fleet import fleet_of, serve
+from tests.fleet.test_store import asked
+from tests.support.model import prompt_for
+
+
+def test_a_prefix_is_hot_by_the_tokens_that_it_could_spare() -> None:
+    long, short = prompt_for("long", 12), prompt_for("short", 4)
+    prompts = [(*long, *prompt_for(f"own {n}", 5)) for n in range(2)]
+    prompts += [(*short, *prompt_for(f"other {n}", 5)) for n in range(3)]
+    requests = [Request(f"r{n}", prompt, SamplingParams(max_tokens=2), 0.0) for n, prompt in enumerate(prompts)]
+    found = hot_prefixes(requests, 4)
+    assert [(each.tokens, each.requests, len(each.keys)) for each in found] == [(12, 2, 3), (4, 3, 1)]
+    assert hot_prefixes([replace(requests[0], request_id="alone")], 4) == []
+
+
+def test_it_is_kept_where_they_are_and_from_when_on() -> None:
+    requests = [asked("r0", 0.0), asked("r1", 0.1)]
+    fleet = fleet_of(FleetConfig(replicas=2), is_open=True)
+    assert fleet.holdings is not None
+    fleet.holdings.watch(hot_prefixes(requests, 4))
+    log = serve(fleet, requests)
+    fleet.holdings.until(1.0)
+    rows = prefixes_table(fleet.holdings).to_pylist()
+    assert [(row["replica"], row["tokens"], row["of_tokens"], row["requests"]) for row in rows] == [
+        (0, 16, 16, 2),
+        (1, 16, 16, 2),
+    ]
+    assert [row["at_s"] for row in rows] == [record.first_token_s for record in log.records]
+    figure = prefix_places_figure(prefixes_table(fleet.holdings), 2, log.duration_s)
+    shares = figure.axes[0].images[0].get_array()
+    assert shares is not None
+    assert [row[-1] for row in shares] == [100, 100]
+    assert [row[200] for row in shares] == [100, 0]
+
+
+def test_routers_are_drawn_against_the_ceiling() -> None:
+    points = [
+        Point({"fleet.router": name}, {"kv/prefix_hit_rate": rate, "fleet/hit_rate_ceiling": 0.8})
+        for name, rate in (("random", 0.2), ("precise", 0.6))
+    ]
+    figure = router_hits_figure(points)
+    assert figure is not None
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["precise", "random"]
+    assert [patch.get_width() for patch in axes.patches] == pytest.approx([60, 20])  # type: ignore[attr-defined]
+    assert axes.get_title(loc="left").startswith("Precise finds 75 % of what there is to find")
+    assert router_hits_figure([replace(point, config={"seed": n}) for n, point in enumerate(points)]) is None
