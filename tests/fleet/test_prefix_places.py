@@ -57,5 +57,5 @@ def test_routers_are_drawn_against_the_ceiling() -> None:
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["precise", "random"]
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([60, 20])  # type: ignore[attr-defined]
-    assert axes.get_title(loc="left").startswith("Precise finds 75 % of what there is to find")
+    assert axes.get_title(loc="left").startswith("75 % of what there is to find is found behind precise")
     assert router_hits_figure([replace(point, config={"seed": n}) for n, point in enumerate(points)]) is None

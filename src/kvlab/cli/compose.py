@@ -186,7 +186,7 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     run, written = without_hydra(composed), dict[str, str]()
     config = _checked(run)
     recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
-    return Composition(config, choices, OmegaConf.to_yaml(OmegaConf.create(recorded)), written)
+    return Composition(config, choices, recorded, written)
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:

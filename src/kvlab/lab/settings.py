@@ -64,14 +64,21 @@ def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: s
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A checked configuration, what was chosen in each group, and how it is recorded: its text without secrets, and
-    by dotted key what is `written` of settings that came from the environment.
+    """A checked configuration, what was chosen in each group, and how it is recorded: its settings without secrets,
+    and by dotted key what is `written` of those that came from the environment.
     """
 
     config: RunConfig
     choices: dict[str, str]
-    yaml: str
+    recorded: dict[str, Any]
     written: dict[str, str]
+
+    @property
+    def yaml(self) -> str:
+        """The text that is recorded; written when it is asked for, which takes longer than the rest."""
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_yaml(OmegaConf.create(self.recorded))
 
     @property
     def name(self) -> str:

@@ -44,7 +44,7 @@ def router_hits_figure(points: Sequence[Point]) -> Figure | None:
     axes.invert_yaxis()
     axes.set_xlim(0, max([most, *values]) * 1.12)
     best = (
-        f"{names[0]} finds {100 * values[0] / most:.0f} % of what there is to find"
+        f"{100 * values[0] / most:.0f} % of what there is to find is found behind {names[0]}"
         if most
         else "nothing comes again"
     )
