@@ -85,6 +85,7 @@ _BUDGET = "scheduler.max_batched_tokens=8192"
 _FP8_CACHE = "kv.dtype=fp8_e4m3"
 _STATIC, _BLOCK = "framework.fp8_scales=static", "framework.fp8_scales=block"
 _AHEAD = "scheduler.ahead=true"  # vLLM's asynchronous scheduling, the overlap schedulers of the other two
+_VLLM = ("framework=vllm", "executor.memory_utilization=0.9", _AHEAD)  # the share is that of the scripts
 _TRTLLM = ("framework=trtllm", "scheduler.reserve_output=true", _AHEAD)
 _SGLANG = (
     "framework=sglang",
@@ -164,7 +165,7 @@ CAMPAIGNS = (
         "Llama 3.1 70B, vLLM",
         ("meta-llama/Llama-3.1-70B",),
         "vllm",
-        (_70B, "framework=vllm", _STATIC, _BUDGET, _AHEAD),
+        (_70B, *_VLLM, _STATIC, _BUDGET),
         published=True,
         latency_ms=4,
         scripted=_h100_cache,
@@ -241,7 +242,7 @@ CAMPAIGNS = (
         "gpt-oss 120B, vLLM",
         ("openai/gpt-oss-120b",),
         "vllm",
-        ("model=gpt_oss_120b", "framework=vllm", _BUDGET, _AHEAD),
+        ("model=gpt_oss_120b", *_VLLM, _BUDGET),
         published=True,
         latency_ms=4,
         types={"nvfp4": "auto"},
@@ -261,7 +262,7 @@ CAMPAIGNS = (
         "MiniMax M2.5, vLLM",
         ("MiniMaxAI/MiniMax-M2.5",),
         "vllm",
-        ("model=minimax_m2", "framework=vllm", _BLOCK, _AHEAD),
+        ("model=minimax_m2", *_VLLM, _BLOCK),
         published=True,
         latency_ms=4,
         types=_AS_STORED,
@@ -290,7 +291,7 @@ CAMPAIGNS = (
         "Kimi K2.5, vLLM",
         ("moonshotai/Kimi-K2.5",),
         "vllm",
-        ("model=kimi_k2", "framework=vllm", _BLOCK, _BUDGET, _AHEAD),
+        ("model=kimi_k2", *_VLLM, _BLOCK, _BUDGET),
         published=True,
         types=_AS_STORED,
         scripted=lambda row: [_FP8_CACHE, *_divided(row)],

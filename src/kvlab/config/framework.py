@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kvlab.config.values import at_least, one_of
+from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
+NEWEST_VLLM = "0.32"  # whose defaults and memory an unset version has
 
 
 @dataclass
@@ -38,3 +41,15 @@ class FrameworkConfig:
         """Seconds of a step whose work takes the device `device_s`."""
         host_s = self.host_s(sequences, tokens)
         return max(device_s, host_s) if self.overlap else device_s + host_s
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """As 0.19.0: (0, 19, 0), to compare with. Raises ConfigError for framework.version."""
+    if not re.match(r"\d+\.\d+", version):
+        raise ConfigError("framework.version", version, "must be a version, as 0.24.0")
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def vllm_version(framework: str, version: str | None) -> str:
+    """Of vLLM that is simulated as `framework`, its name in conf/framework."""
+    return version or ("0.12" if framework == "vllm_synchronous" else NEWEST_VLLM)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.config import FrameworkConfig, HardwareConfig
+from kvlab.config.framework import version_key
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
-from kvlab.planning.startup import version_key
 
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
