@@ -39,6 +39,19 @@ Feature: Simulation
       When I run "executor=simulated hardware=l4 kv.memory=1MiB scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
 
+    @R30.12
+    Scenario Outline: <watts> W for each of <devices> devices bound the energy of a token
+      When I run "executor=simulated hardware=l4 hardware.power_watts=<watts> executor.timing=roofline <fleet>" on a tiny model
+      Then <all> W bound the energy of its output tokens
+      And the message says "<message>"
+
+      Examples:
+        | watts | devices | fleet                                       | all | message                                                  |
+        | 72    | 1       | seed=0                                      | 72  | energy of an output token, at most (data sheet) ... J    |
+        | 72    | 2       | executor.tensor_parallel=2                  | 144 | energy of a million output tokens, at most (data sheet) ... kWh |
+        | 72    | 4       | executor.tensor_parallel=2 fleet.replicas=2 | 288 | energy of an output token, at most (data sheet)          |
+        | 0     | 1       | seed=0                                      | 0   | output tokens                                            |
+
   Rule: Steps take as long as their operations were measured to take, where the tables are installed
 
     @R14.1

@@ -45,6 +45,15 @@ def has_tags(commands: list[Command], first: str, second: str) -> None:
         assert tags[name] == value
 
 
+@then(parsers.parse("{watts:d} W bound the energy of its output tokens"))
+def bounded_energy(commands: list[Command], watts: int) -> None:
+    metrics = commands[-1].summary["metrics"]
+    joules = watts * metrics["duration_s"] / metrics["tokens/output"]
+    expected = {"energy/output_token_j_most": joules, "energy/million_tokens_kwh_most": joules * 1e6 / 3.6e6}
+    found = {name: value for name, value in metrics.items() if name.startswith("energy/")}
+    assert found == pytest.approx(expected if watts else {})
+
+
 @then("each has a larger cache than the one before, and takes less time")
 def larger_and_faster(commands: list[Command]) -> None:
     metrics = [command.summary["metrics"] for command in commands]
