@@ -90,6 +90,24 @@ Feature: Simulation
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.version=0.19.0" on a tiny model
       Then the message says "timing silicon (vllm 0.24.0 on h100_sxm, the nearest to 0.19.0)"
 
+    @R29.26
+    Scenario Outline: On <devices> B300 <kind> steps take what they were recorded to take
+      Given the tables of measured operations
+      Then half of the recorded <kind> steps on <devices> devices are simulated within <percent> %
+
+      # experiments/simulated_steps: nothing is fitted to them.
+      Examples:
+        | kind    | devices | percent |
+        | prefill | 1       | 7       |
+        | prefill | 8       | 7       |
+        | mixed   | 1       | 4       |
+        | mixed   | 2       | 4       |
+        | mixed   | 4       | 4       |
+        | mixed   | 8       | 4       |
+        | decode  | 1       | 12      |
+        | decode  | 4       | 12      |
+        | decode  | 8       | 12      |
+
     @R29.5
     Scenario: A prediction says how sure it is
       Given the tables of measured operations
@@ -120,7 +138,7 @@ Feature: Simulation
         | model           | devices                                                                          | tables                         |
         | gpt_oss_20b     | hardware=h100_sxm kv.offload=1GiB                                                | vllm 0.24.0 on h100_sxm        |
         | qwen3_235b_a22b | hardware=h200_sxm executor.tensor_parallel=8                                     | vllm 0.24.0 on h200_sxm        |
-        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm        |
+        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm, fp8_block of sglang 0.5.14 |
         | kimi_k2         | hardware=b200_sxm executor.tensor_parallel=8 framework=sglang                    | sglang 0.5.14 on b200_sxm      |
 
     @R29.12

@@ -98,6 +98,18 @@ _SGLANG = (
 _8B, _32B, _70B = "model=llama3_1_8b", "model=qwen3_32b", "model=llama3_1_70b"
 
 
+def _fused(row: Row, since: tuple[int, int] = (0, 17)) -> list[str]:
+    """Whether all-reduces end in norms: from a version of vLLM on by itself, before where a script says so."""
+    known = [int(part) for part in row.version.split(".")[:2] if part.isdigit()]
+    return [] if len(known) == 2 and tuple(known) >= since else ["framework.fused_allreduce_mib=0"]
+
+
+def _70b_vllm(row: Row) -> list[str]:
+    """`enable_fi_allreduce_fusion` and its thresholds, on B200 alone."""
+    most = {"b200_sxm": {2: 32, 4: 32, 8: 8}}.get(row.system, {}).get(row.tensor_parallel, 0)
+    return [*_h100_cache(row), f"framework.fused_allreduce_mib={most}"]
+
+
 def _batch_waiting(row: Row) -> list[str]:
     """InferenceMAX lets prompts of Llama 3.1 70B wait for 20 steps, or until a step is full to nine tenths."""
     if (row.prompt, row.output) != (1024, 1024) or row.tensor_parallel == 8:
@@ -152,6 +164,7 @@ def _minimax(row: Row) -> list[str]:
         f"scheduler.max_batched_tokens={max(tokens, row.concurrency)}",
         *_cache(row, "h100_sxm"),
         *_divided(row),
+        *_fused(row),
     ]
 
 
@@ -168,7 +181,7 @@ CAMPAIGNS = (
         (_70B, *_VLLM, _STATIC, _BUDGET),
         published=True,
         latency_ms=4,
-        scripted=_h100_cache,
+        scripted=_70b_vllm,
     ),
     Campaign(
         "Llama 3.1 70B, TensorRT-LLM",
@@ -246,7 +259,12 @@ CAMPAIGNS = (
         published=True,
         latency_ms=4,
         types={"nvfp4": "auto"},
-        scripted=lambda row: [*_cache(row, "h100_sxm", "h200_sxm"), *_divided(row)],
+        # Those of B200 ask for it.
+        scripted=lambda row: [
+            *_cache(row, "h100_sxm", "h200_sxm"),
+            *_divided(row),
+            *([] if row.system == "b200_sxm" else _fused(row)),
+        ],
     ),
     Campaign(
         "gpt-oss 120B, TensorRT-LLM",
