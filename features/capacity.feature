@@ -77,6 +77,21 @@ Feature: How many sequences fit
         | model=llama3_1_8b hardware=rtx_4090 model.max_seq_len=32768 scheduler.max_batch_size=256                    | 0.19.0  | 2588   | while kernels are compiled and timed          |
         | model=qwen3_32b hardware=rtx_pro_6000_server tensor_parallel=2 executor.memory_utilization=0.92 scheduler.max_batch_size=128 | 0.28.0  | 28884  | while kernels are compiled and timed |
 
+    @R29.25
+    Scenario Outline: With <settings> a server takes <share> of the memory
+      When I plan "model=qwen3_8b hardware=h100_sxm <settings>"
+      Then the planner has <share> of 81079 MiB
+
+      # 81,559 MiB, of which the driver keeps 480. vLLM's share grew with the CUDA graphs that it counts since.
+      Examples:
+        | settings                                                  | share |
+        | framework=vllm                                            | 0.92  |
+        | framework.version=0.21.0                                  | 0.92  |
+        | framework.version=0.19.0                                  | 0.9   |
+        | framework=vllm_synchronous                                | 0.9   |
+        | framework=sglang                                          | 0.9   |
+        | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  |
+
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>
       When I plan "model=qwen3_0_6b kv.memory=4GiB model.max_seq_len=4096 lengths=<length>"

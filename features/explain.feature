@@ -102,6 +102,14 @@ Feature: Why did my request take so long
       And with it r8 took what it takes in a run with "kv.num_blocks=16"
       And the message says "half as many requests"
 
+    @R29.27
+    Scenario: How near ratios of simulated runs were to measured ones stands behind the changes
+      Given the tables of measured operations
+      And a run of "executor=simulated hardware=h100_sxm executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b kv.num_blocks=8 model.max_seq_len=128 workload.num_requests=9 workload.arrival=burst"
+      When I explain it with "request=r8"
+      Then the message says "half as many requests"
+      And the message says "pairs of measured vllm deployments half had their ratio predicted within"
+
     @R27.13
     Scenario: A run that computed its steps is simulated by their times
       Given a run of "scheduler.max_batch_size=1 workload.num_requests=16"

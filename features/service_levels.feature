@@ -43,7 +43,7 @@ Feature: Service levels
       Given a laboratory with a store of its own
       When I tune in the laboratory "executor=simulated hardware=l4 slo.ttft_ms=3600000 trials=2"
       Then it ends with status 0
-      And it says "slo/goodput_per_s within 19.8 GiB: 2 trials"
+      And it says "slo/goodput_per_s within 20.3 GiB: 2 trials"
       And of the runs that the store holds, its best is the one with the most "slo/goodput_per_s"
 
   Rule: The largest rate that is served in time is found

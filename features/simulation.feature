@@ -39,6 +39,19 @@ Feature: Simulation
       When I run "executor=simulated hardware=l4 kv.memory=1MiB scheduler.max_batch_size=2 workload.arrival=poisson workload.rate=5" on a tiny model twice
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
 
+    @R30.12
+    Scenario Outline: <watts> W for each of <devices> devices bound the energy of a token
+      When I run "executor=simulated hardware=l4 hardware.power_watts=<watts> executor.timing=roofline <fleet>" on a tiny model
+      Then <all> W bound the energy of its output tokens
+      And the message says "<message>"
+
+      Examples:
+        | watts | devices | fleet                                       | all | message                                                  |
+        | 72    | 1       | seed=0                                      | 72  | energy of an output token, at most (data sheet) ... J    |
+        | 72    | 2       | executor.tensor_parallel=2                  | 144 | energy of a million output tokens, at most (data sheet) ... kWh |
+        | 72    | 4       | executor.tensor_parallel=2 fleet.replicas=2 | 288 | energy of an output token, at most (data sheet)          |
+        | 0     | 1       | seed=0                                      | 0   | output tokens                                            |
+
   Rule: Steps take as long as their operations were measured to take, where the tables are installed
 
     @R14.1
@@ -77,6 +90,24 @@ Feature: Simulation
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.version=0.19.0" on a tiny model
       Then the message says "timing silicon (vllm 0.24.0 on h100_sxm, the nearest to 0.19.0)"
 
+    @R29.26
+    Scenario Outline: On <devices> B300 <kind> steps take what they were recorded to take
+      Given the tables of measured operations
+      Then half of the recorded <kind> steps on <devices> devices are simulated within <percent> %
+
+      # experiments/simulated_steps: nothing is fitted to them.
+      Examples:
+        | kind    | devices | percent |
+        | prefill | 1       | 7       |
+        | prefill | 8       | 7       |
+        | mixed   | 1       | 4       |
+        | mixed   | 2       | 4       |
+        | mixed   | 4       | 4       |
+        | mixed   | 8       | 4       |
+        | decode  | 1       | 12      |
+        | decode  | 4       | 12      |
+        | decode  | 8       | 12      |
+
     @R29.5
     Scenario: A prediction says how sure it is
       Given the tables of measured operations
@@ -107,7 +138,7 @@ Feature: Simulation
         | model           | devices                                                                          | tables                         |
         | gpt_oss_20b     | hardware=h100_sxm kv.offload=1GiB                                                | vllm 0.24.0 on h100_sxm        |
         | qwen3_235b_a22b | hardware=h200_sxm executor.tensor_parallel=8                                     | vllm 0.24.0 on h200_sxm        |
-        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm        |
+        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm, fp8_block of sglang 0.5.14 |
         | kimi_k2         | hardware=b200_sxm executor.tensor_parallel=8 framework=sglang                    | sglang 0.5.14 on b200_sxm      |
 
     @R29.12

@@ -32,7 +32,7 @@ Feature: Layers with a sliding window give back what has left it
 
     @R21.2
     Scenario: Gemma 3 27B at 8,192 tokens has room for four times the sequences
-      Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=33000 scheduler.max_batched_tokens=512 scheduler.max_batch_size=48"
+      Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=33000 executor.memory_utilization=0.9 scheduler.max_batched_tokens=512 scheduler.max_batch_size=48"
       Then the planner has room for 16 sequences of 8,192 tokens, and for 4 with "kv.windows=false"
 
   Rule: The answers are those of a cache that keeps every token

@@ -85,6 +85,7 @@ _BUDGET = "scheduler.max_batched_tokens=8192"
 _FP8_CACHE = "kv.dtype=fp8_e4m3"
 _STATIC, _BLOCK = "framework.fp8_scales=static", "framework.fp8_scales=block"
 _AHEAD = "scheduler.ahead=true"  # vLLM's asynchronous scheduling, the overlap schedulers of the other two
+_VLLM = ("framework=vllm", "executor.memory_utilization=0.9", _AHEAD)  # the share is that of the scripts
 _TRTLLM = ("framework=trtllm", "scheduler.reserve_output=true", _AHEAD)
 _SGLANG = (
     "framework=sglang",
@@ -95,6 +96,18 @@ _SGLANG = (
     _BUDGET,
 )
 _8B, _32B, _70B = "model=llama3_1_8b", "model=qwen3_32b", "model=llama3_1_70b"
+
+
+def _fused(row: Row, since: tuple[int, int] = (0, 17)) -> list[str]:
+    """Whether all-reduces end in norms: from a version of vLLM on by itself, before where a script says so."""
+    known = [int(part) for part in row.version.split(".")[:2] if part.isdigit()]
+    return [] if len(known) == 2 and tuple(known) >= since else ["framework.fused_allreduce_mib=0"]
+
+
+def _70b_vllm(row: Row) -> list[str]:
+    """`enable_fi_allreduce_fusion` and its thresholds, on B200 alone."""
+    most = {"b200_sxm": {2: 32, 4: 32, 8: 8}}.get(row.system, {}).get(row.tensor_parallel, 0)
+    return [*_h100_cache(row), f"framework.fused_allreduce_mib={most}"]
 
 
 def _batch_waiting(row: Row) -> list[str]:
@@ -151,6 +164,7 @@ def _minimax(row: Row) -> list[str]:
         f"scheduler.max_batched_tokens={max(tokens, row.concurrency)}",
         *_cache(row, "h100_sxm"),
         *_divided(row),
+        *_fused(row),
     ]
 
 
@@ -164,10 +178,10 @@ CAMPAIGNS = (
         "Llama 3.1 70B, vLLM",
         ("meta-llama/Llama-3.1-70B",),
         "vllm",
-        (_70B, "framework=vllm", _STATIC, _BUDGET, _AHEAD),
+        (_70B, *_VLLM, _STATIC, _BUDGET),
         published=True,
         latency_ms=4,
-        scripted=_h100_cache,
+        scripted=_70b_vllm,
     ),
     Campaign(
         "Llama 3.1 70B, TensorRT-LLM",
@@ -241,11 +255,16 @@ CAMPAIGNS = (
         "gpt-oss 120B, vLLM",
         ("openai/gpt-oss-120b",),
         "vllm",
-        ("model=gpt_oss_120b", "framework=vllm", _BUDGET, _AHEAD),
+        ("model=gpt_oss_120b", *_VLLM, _BUDGET),
         published=True,
         latency_ms=4,
         types={"nvfp4": "auto"},
-        scripted=lambda row: [*_cache(row, "h100_sxm", "h200_sxm"), *_divided(row)],
+        # Those of B200 ask for it.
+        scripted=lambda row: [
+            *_cache(row, "h100_sxm", "h200_sxm"),
+            *_divided(row),
+            *([] if row.system == "b200_sxm" else _fused(row)),
+        ],
     ),
     Campaign(
         "gpt-oss 120B, TensorRT-LLM",
@@ -261,7 +280,7 @@ CAMPAIGNS = (
         "MiniMax M2.5, vLLM",
         ("MiniMaxAI/MiniMax-M2.5",),
         "vllm",
-        ("model=minimax_m2", "framework=vllm", _BLOCK, _AHEAD),
+        ("model=minimax_m2", *_VLLM, _BLOCK),
         published=True,
         latency_ms=4,
         types=_AS_STORED,
@@ -290,7 +309,7 @@ CAMPAIGNS = (
         "Kimi K2.5, vLLM",
         ("moonshotai/Kimi-K2.5",),
         "vllm",
-        ("model=kimi_k2", "framework=vllm", _BLOCK, _BUDGET, _AHEAD),
+        ("model=kimi_k2", *_VLLM, _BLOCK, _BUDGET),
         published=True,
         types=_AS_STORED,
         scripted=lambda row: [_FP8_CACHE, *_divided(row)],

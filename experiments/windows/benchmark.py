@@ -21,7 +21,13 @@ from kvlab.lab.machine import describe
 LONGEST = 66_000
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 DEVICES = ("h100_sxm", "h200_sxm")
-GEMMA = ["model=gemma3_27b", "executor=simulated", f"model.max_seq_len={LONGEST}", "tracking=off"]
+GEMMA = [
+    "model=gemma3_27b",
+    "executor=simulated",
+    f"model.max_seq_len={LONGEST}",
+    "tracking=off",
+    "executor.memory_utilization=0.9",
+]
 GEMMA += ["executor.timing=roofline", "scheduler.max_batch_size=48", "scheduler.max_batched_tokens=512"]
 SERVED = (2048, 8192, 16_384, 32_768)  # tokens of a prompt
 REQUESTS, OUTPUT = 48, 1024

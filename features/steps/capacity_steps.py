@@ -129,6 +129,11 @@ def near_blocks(planner: Planner, percent: int, blocks: int) -> None:
     assert planner.figures()["pools"]["paged"]["num_blocks"] == pytest.approx(blocks, rel=percent / 100)
 
 
+@then(parsers.parse("the planner has {share:g} of {mib:d} MiB"))
+def share_of_memory(planner: Planner, share: float, mib: int) -> None:
+    assert planner.figures()["memory_bytes"] == int(share * mib * 2**20)
+
+
 @then(parsers.parse("{contiguous:d} contiguous and {paged:d} paged sequences of {length:d} tokens fit"))
 def fit(planner: Planner, contiguous: int, paged: int, length: int) -> None:
     (row,) = planner.figures()["sequences"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import median
 
 import pytest
 from pytest_bdd import given, parsers, then, when
 
+from experiments.simulated_steps.run import read, simulated_ms
 from features.steps.run_steps import Runner
 from kvlab.cli import calibrate, tune
 from tests.support.commands import TINY, Command, call
@@ -43,6 +45,21 @@ def has_tags(commands: list[Command], first: str, second: str) -> None:
     for tag in (first, second):
         name, _, value = tag.partition("=")
         assert tags[name] == value
+
+
+@then(parsers.parse("{watts:d} W bound the energy of its output tokens"))
+def bounded_energy(commands: list[Command], watts: int) -> None:
+    metrics = commands[-1].summary["metrics"]
+    joules = watts * metrics["duration_s"] / metrics["tokens/output"]
+    expected = {"energy/output_token_j_most": joules, "energy/million_tokens_kwh_most": joules * 1e6 / 3.6e6}
+    found = {name: value for name, value in metrics.items() if name.startswith("energy/")}
+    assert found == pytest.approx(expected if watts else {})
+
+
+@then(parsers.parse("half of the recorded {kind} steps on {devices:d} devices are simulated within {percent:d} %"))
+def near_steps(kind: str, devices: int, percent: int) -> None:
+    steps = [step for step in read() if (step.kind, step.devices) == (kind, devices)]
+    assert 100 * median(abs(simulated_ms(step)[1] / step.ms - 1) for step in steps) < percent
 
 
 @then("each has a larger cache than the one before, and takes less time")

@@ -53,6 +53,18 @@ def test_a_mistake_names_its_key_and_value(override: str, sentence: str, monkeyp
 
 
 @pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("hardware.memory=much", "hardware.memory=much: is not a size"),
+        ("framework.version=new", "framework.version=new: must be a version, as 0.24.0"),
+    ],
+)
+def test_what_defaults_depend_on_is_named(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        compose_run(["executor=simulated", "hardware=l4", override])
+
+
+@pytest.mark.parametrize(
     "override", ["run_name=${nope}", "seed=" + "9" * 5000, "~kv", "kv=nope"], ids=lambda text: text[:9]
 )
 def test_a_run_ends_with_the_sentence(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,3 +175,43 @@ def test_without_the_package_its_installation_is_named(monkeypatch: pytest.Monke
     said = r"pip install aiconfigurator-core==[0-9.]+, or take executor.timing=roofline"
     with pytest.raises(ConfigError, match=said):
         plan_engine(composed(*RUN, "model=qwen3_8b"))
+
+
+def step_ms(rows: int, *settings: str) -> float:
+    """Of decodes at 1,000 tokens, in ms."""
+    timing = plan_engine(composed("executor=simulated", "executor.timing=silicon", *settings)).timing
+    assert isinstance(timing, SiliconTiming)
+    return 1000 * timing.device_s(np.full(rows, 1), np.full(rows, 1000), rows)
+
+
+@pytest.mark.usefixtures("tables")
+class TestWhatStepsShow:
+    B300 = ("hardware=b300_sxm", "model=qwen3_32b", "executor.tensor_parallel=8")
+
+    def test_small_all_reduces_end_in_the_norm_behind_them(self) -> None:
+        own = {version: step_ms(32, *self.B300, f"framework.version={version}") for version in ("0.16.0", "0.20.1")}
+        assert own["0.16.0"] > 1.3 * own["0.20.1"]  # 26 us each and a norm, or 12 us with it
+        none = "framework.fused_allreduce_mib=0"
+        assert step_ms(32, *self.B300, "framework.version=0.20.1", none) == pytest.approx(own["0.16.0"], rel=0.02)
+        many = {step_ms(2000, *self.B300, setting) for setting in (none, "framework.fused_allreduce_mib=4")}
+        assert len(many) == 1  # too large to end in one
+        one = self.B300[:2]
+        assert step_ms(32, *one) == step_ms(32, *one, none)
+
+    def test_what_tokens_take_beyond_the_operations_is_divided_among_devices(self) -> None:
+        for devices in (1, 8):
+            settings = (*self.B300[:2], f"executor.tensor_parallel={devices}")
+            more, none = (step_ms(256, *settings, f"framework.device_token_us={us}") for us in (80, 0))
+            assert more - none == pytest.approx(256 * 0.08 / devices)
+
+    def test_products_that_were_measured_with_their_launches_are_those_of_another_framework(self) -> None:
+        settings = ("hardware=b200_sxm", "model=qwen3_32b", "executor.weights=fp8", "framework.fp8_scales=block")
+        timing = plan_engine(composed("executor=simulated", "executor.timing=silicon", *settings)).timing
+        assert timing is not None
+        assert "fp8_block of sglang" in timing.description
+        assert step_ms(8, *settings) < step_ms(8, *settings[:2], "framework.device_token_us=5")  # 16 bits
+
+    def test_a_product_of_few_rows_takes_no_longer_than_of_twice_and_four_times_as_many(self) -> None:
+        settings = ("hardware=b200_sxm", "model=llama3_1_70b", "executor.tensor_parallel=4", "executor.weights=fp8")
+        few, more = (step_ms(rows, *settings, "framework.fp8_scales=static") for rows in (4, 16))
+        assert few < 1.05 * more  # some of 4 rows were measured to take 2.5 times as long

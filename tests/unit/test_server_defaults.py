@@ -33,3 +33,20 @@ def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequenc
 @pytest.mark.parametrize("framework", ["kvlab", "mine"])
 def test_others_keep_kvlabs_own(framework: str) -> None:
     assert server_defaults(framework, "h100_sxm", "80GiB") is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "share"),
+    [
+        ("vllm", None, 0.92),
+        ("vllm", "0.21.0", 0.92),
+        ("vllm", "0.20.1", 0.9),
+        ("vllm_synchronous", None, 0.9),  # 0.12
+        ("sglang", None, 0.9),
+        ("trtllm", "1.2.0", 0.9),
+    ],
+)
+def test_vllm_takes_more_memory_since_it_counts_graphs(framework: str, version: str | None, share: float) -> None:
+    found = server_defaults(framework, "h100_sxm", "80GiB", version)
+    assert found is not None
+    assert found.memory_utilization == share

@@ -20,7 +20,7 @@ from omegaconf.resolvers import oc
 from kvlab.cli.groups import write_out_groups
 from kvlab.cli.mistakes import explained
 from kvlab.cli.overrides import written_out
-from kvlab.config import KVConfig, ModelConfig, RunConfig, SchedulerConfig
+from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
 from kvlab.config.server_defaults import ServerDefaults, server_defaults
 from kvlab.errors import ConfigError
 from kvlab.lab.settings import Composition, flatten
@@ -70,19 +70,20 @@ def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = No
     return {dtype: sustained / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
 
 
-def _default(name: str, *, _root_: DictConfig) -> int:
+def _default(name: str, *, _root_: DictConfig) -> float:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
     context; else kvlab's.
     """
     defaults = _server(_root_)
     if defaults is None:
-        kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig}
-        return int(getattr(kinds.get(name, SchedulerConfig), name))
+        kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
+        own: float = getattr(kinds.get(name, SchedulerConfig), name)
+        return own
     if name == "max_seq_len":
         return _context(_root_.model)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
-    value: int = getattr(defaults, name)
+    value: float = getattr(defaults, name)
     return value
 
 
@@ -91,7 +92,8 @@ def _server(run: DictConfig) -> ServerDefaults | None:
     hardware = run.get("hardware")
     if hardware is None:
         return None
-    return server_defaults(str(run.framework.name), str(hardware.name), str(hardware.memory))
+    framework = run.framework
+    return server_defaults(str(framework.name), str(hardware.name), str(hardware.memory), framework.version)
 
 
 def _context(model: DictConfig) -> int:

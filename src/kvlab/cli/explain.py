@@ -282,6 +282,7 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
     if settings.trace is not None and settings.run is not None:
         raise ConfigError("trace", settings.trace, "is beside run=; name one of them")
     from kvlab.lab.explain.changes import counterfactuals
+    from kvlab.lab.results.sureness import ratios_off
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)
@@ -309,6 +310,8 @@ def main(settings: ExplainSettings, others: list[str]) -> int:
             console.print(f"\n{remark}", style="dim")
         if changes:
             _show_changes(changes, keys[0][0], console)
+            if told.is_simulated and (near := ratios_off(group.plan for group in told.plan.parts)):
+                console.print(near, style="dim", soft_wrap=True)
     else:
         _show_all(told, settings.slowest, console)
     if settings.figure is not None:

@@ -38,7 +38,7 @@ def explained(overrides: Sequence[str] | Callable[[], Sequence[str]]) -> Iterato
 def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None:
     """What is wrong with `overrides`, where it was Hydra or OmegaConf that raised `error`; else None."""
     chain = [error]
-    while (cause := chain[-1].__cause__) is not None:
+    while (cause := chain[-1].__cause__ or _resolving(chain[-1])) is not None:
         chain.append(cause)
     for raised in chain:
         if isinstance(raised, KvlabError):
@@ -67,6 +67,11 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))
+
+
+def _resolving(error: BaseException) -> BaseException | None:
+    """What a resolver of kvlab raised: OmegaConf leaves it as the context of its own error."""
+    return error.__context__ if type(error).__module__.startswith("omegaconf") else None
 
 
 def _guilty(overrides: Sequence[str], keys: set[str], said: str) -> tuple[str, str]:

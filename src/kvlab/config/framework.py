@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kvlab.config.values import at_least, one_of
+from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
+NEWEST_VLLM = "0.32"  # whose defaults and memory an unset version has
 
 
 @dataclass
@@ -17,6 +20,8 @@ class FrameworkConfig:
     tables: str = "vllm"  # timing=silicon: whose kernels were measured: vllm, sglang or trtllm
     fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
+    fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
+    device_token_us: float = 0.0  # timing=silicon: of all devices, for a token, beyond the measured operations
     step_us: float = 200.0  # of the host, for a step
     sequence_us: float = 3.0  # of the host, for each sequence in a step
     token_us: float = 0.0  # of the host, for each token in a step
@@ -27,8 +32,11 @@ class FrameworkConfig:
 
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
-        for name in ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us"):
+        times = ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us")
+        for name in (*times, "device_token_us"):
             at_least(f"framework.{name}", getattr(self, name), 0)
+        if self.fused_allreduce_mib is not None:
+            at_least("framework.fused_allreduce_mib", self.fused_allreduce_mib, 0)
 
     def host_s(self, sequences: int, tokens: int) -> float:
         """Seconds of the host for a step of so many sequences and tokens."""
@@ -38,3 +46,15 @@ class FrameworkConfig:
         """Seconds of a step whose work takes the device `device_s`."""
         host_s = self.host_s(sequences, tokens)
         return max(device_s, host_s) if self.overlap else device_s + host_s
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """As 0.19.0: (0, 19, 0), to compare with. Raises ConfigError for framework.version."""
+    if not re.match(r"\d+\.\d+", version):
+        raise ConfigError("framework.version", version, "must be a version, as 0.24.0")
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def vllm_version(framework: str, version: str | None) -> str:
+    """Of vLLM that is simulated as `framework`, its name in conf/framework."""
+    return version or ("0.12" if framework == "vllm_synchronous" else NEWEST_VLLM)

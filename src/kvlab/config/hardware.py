@@ -24,6 +24,7 @@ class HardwareConfig:
     host_link_gb_s: float = 0.0  # to the host's memory, in one direction, in 10^9 bytes per second; for kv.offload
     disk_read_gb_s: float = 6.8  # of the host's disk, in 10^9 bytes per second; for kv.offload_disk
     disk_write_gb_s: float = 4.0  # defaults: the data sheet of a PCIe 4 data centre SSD, Samsung's PM9A3
+    power_watts: float = 0.0  # of the device or its board at most, by its data sheet: bounds the energy of a run
     link_efficiency: float = 0.7  # share of the links' bandwidth that collectives sustain, 0 to 1
     host_link_efficiency: float = 0.85  # share of the host link's bandwidth that copies of blocks sustain, 0 to 1
     launch_us: float = 1.5  # from a kernel's end to the next one's start
@@ -43,7 +44,7 @@ class HardwareConfig:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
         rates = ("bandwidth_gb_s", "link_gb_s", "host_link_gb_s", "disk_read_gb_s", "disk_write_gb_s")
-        for name in (*rates, "launch_us", "collective_us", "host_link_us", "disk_us"):
+        for name in (*rates, "power_watts", "launch_us", "collective_us", "host_link_us", "disk_us"):
             at_least(f"hardware.{name}", getattr(self, name), 0)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvlab.config.framework import version_key, vllm_version
 from kvlab.config.values import parse_bytes
 
 _GIB = 2**30
@@ -16,16 +17,18 @@ class ServerDefaults(NamedTuple):
     max_batched_tokens: int
     max_batch_size: int
     block_size: int = 16
+    memory_utilization: float = 0.9  # share of the device's memory
 
 
-def server_defaults(framework: str, device: str, memory: str) -> ServerDefaults | None:
+def server_defaults(framework: str, device: str, memory: str, version: str | None = None) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
     with so much memory, as 80GiB. None for this machine, for kvlab itself and for frameworks that are not known
-    here: these have kvlab's own. Raises ConfigError for a memory that is no size.
+    here: these have kvlab's own. Raises ConfigError for a memory that is no size, and for a version that is none.
 
-    Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it; SGLang's `server_args.py`
-    (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are simulated as blocks
-    of 16); TensorRT-LLM's `BuildConfig` and `KvCacheConfig`.
+    Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
+    share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
+    `server_args.py` (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are
+    simulated as blocks of 16); TensorRT-LLM's `BuildConfig` and `KvCacheConfig`.
     """
     if device == "here":
         return None
@@ -37,7 +40,8 @@ def server_defaults(framework: str, device: str, memory: str) -> ServerDefaults 
             tokens, sequences = 8_192, 1_024
         else:
             tokens, sequences = 2_048, 256
-        return ServerDefaults("vLLM 0.32's server", tokens, sequences)
+        share = 0.92 if version_key(vllm_version(framework, version)) >= (0, 21) else 0.9
+        return ServerDefaults("vLLM 0.32's server", tokens, sequences, memory_utilization=share)
     if framework == "sglang":
         limits = ((35, 2_048), (60, 4_096), (160, 8_192))
         tokens = next((tokens for most, tokens in limits if size < most), 16_384)

@@ -14,13 +14,11 @@ It runs its largest step once and samples a full batch before it sizes the cache
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from kvlab.config import FrameworkConfig
-from kvlab.errors import ConfigError
+from kvlab.config.framework import version_key, vllm_version
 
-NEWEST = "0.32"  # whose server's defaults an unset version has (config/server_defaults.py)
 _MIB = 2**20
 _SMALL_TENSOR, _SMALL_SEGMENT, _LARGE_TENSOR, _LARGE_SEGMENT = _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB
 _MOST_CAPTURED = 512  # tokens of the largest graph
@@ -42,20 +40,12 @@ def startup(framework: FrameworkConfig) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
     if framework.tables != "vllm" or not framework.name.startswith("vllm"):
         return OTHERS
-    unset = "0.12" if framework.name == "vllm_synchronous" else NEWEST
-    version = version_key(framework.version or unset)
+    version = version_key(vllm_version(framework.name, framework.version))
     if version < (0, 17):
         return Startup(compiles=version >= (0, 16))
     if version < (0, 28):
         return Startup(14, 128, compiles=True, graphs=version >= (0, 21))
     return Startup(6, compiles=True, graphs=version >= (0, 29))
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """As 0.19.0: (0, 19, 0), to compare with. Raises ConfigError for framework.version."""
-    if not re.match(r"\d+\.\d+", version):
-        raise ConfigError("framework.version", version, "must be a version, as 0.24.0")
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def graph_bytes(max_batch_size: int, max_batched_tokens: int, row_bytes: int) -> int:

@@ -106,12 +106,12 @@ class PairErrors:
 #: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
 PAIRS = {
-    "vllm": PairErrors(321, 0.058, 0.254, 0.944),
-    "trtllm": PairErrors(519, 0.041, 0.143, 0.996),
-    "sglang": PairErrors(93, 0.034, 0.109, 0.968),
+    "vllm": PairErrors(1521, 0.041, 0.152, 0.976),
+    "trtllm": PairErrors(519, 0.039, 0.144, 0.996),
+    "sglang": PairErrors(93, 0.034, 0.102, 0.968),
 }
 #: Of a framework without any: the widest of those.
-UNKNOWN_PAIRS = PairErrors(0, 0.058, 0.254, 0.0)
+UNKNOWN_PAIRS = PairErrors(0, 0.041, 0.152, 0.0)
 
 #: Planned over published KV blocks at starts of vLLM 0.9 and later, by device (experiments/planner_vs_vllm).
 PLANNED = {
@@ -122,7 +122,7 @@ PLANNED = {
     "rtx_pro_6000_server": (1.015, 0.984),
 }
 #: By how much an interval of a class and figure is widened about its median, in logarithms.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 2.0, 2.0), "ttft": (1.1, 2.6, 2.3)}
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 1.9, 2.0), "ttft": (1.2, 2.3, 2.2)}
 
 
 @cache

@@ -27,6 +27,7 @@ class Operations(NamedTuple):
     """Lists of the package's objects; `decode` and `prefill` of one layer."""
 
     linear: list[Any]  # of the step's tokens
+    norms: list[Any]  # likewise those that an all-reduce may end in
     few: list[Any]  # the same for `FEW` of them or less
     links: list[Any]
     head: list[Any]
@@ -43,17 +44,17 @@ def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weigh
     heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
     inner, vocabulary = model.intermediate_size // devices, model.vocab_size // devices
     mode = types.GEMMQuantMode[weights]
-    norms = layers * (4 if model.sandwich_norms else 2)
+    norms = make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)
     linear = [
         make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
-        make.ElementWise("norms", norms, 2 * hidden, 2 * hidden, _STREAMED),
+        *([norms] if model.sandwich_norms else []),
         make.GEMM("qkv", layers, (heads + 2 * kv_heads) * head_dim, hidden, mode),
         make.GEMM("output", layers, hidden, heads * head_dim, mode, low_precision_input=True),
         *_feed_forward(make, layers, inner, hidden, mode),
     ]
     links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, devices)]
     head = [make.GEMM("head", 1, vocabulary, hidden, types.GEMMQuantMode.bfloat16)]
-    return Operations(linear, linear, links, head, *_attention(tables, model, heads, kv_heads, kv))
+    return Operations(linear, [norms], linear, links, head, *_attention(tables, model, heads, kv_heads, kv))
 
 
 def sparse_operations(
@@ -66,10 +67,8 @@ def sparse_operations(
     hidden, layers, tensor = model.hidden_size, model.num_layers, division.tensor
     heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
     mode, plain, vocabulary = types.GEMMQuantMode[weights], types.GEMMQuantMode.bfloat16, model.vocab_size // tensor
-    linear = [
-        make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
-        make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED),
-    ]
+    linear = [make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED)]
+    norms = [make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)]
     if dense := layers - mixture.layers:
         linear += _feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode)
     if model.latent is None:
@@ -91,7 +90,8 @@ def sparse_operations(
         if beside:
             few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
         links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, tensor)]
-        return Operations([*linear, router, chosen, *beside], [*linear, *few], links, head, decode, prefill)
+        every = [*linear, router, chosen, *beside]
+        return Operations(every, norms, [*linear, *few], links, head, decode, prefill)
     linear += [router, *beside]
     links = [make.CustomAllReduce("links", 2 * layers + 1 - mixture.layers, hidden, tensor)]
     exchanged = (hidden, mixture.active, mixture.count, division.expert_tensor, division.experts, division.data)
@@ -99,7 +99,7 @@ def sparse_operations(
         make.MoEDispatch("experts", mixture.layers, *exchanged, before, backend=tables.framework)
         for before in (True, False)
     ]
-    return Operations(linear, linear, links, head, decode, prefill, [chosen], exchange)
+    return Operations(linear, norms, linear, links, head, decode, prefill, [chosen], exchange)
 
 
 def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) -> Any:

@@ -7,23 +7,40 @@ interpolates between them. Nothing of it is imported before tables are opened, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from importlib import import_module
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.config import FrameworkConfig, HardwareConfig
+from kvlab.config.framework import version_key, vllm_version
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
-from kvlab.planning.startup import version_key
 
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
 _OTHER_MAKE = "b60"  # not NVIDIA's: no stand-in for what is
 _FRAMEWORKS = ("vllm", "sglang", "trtllm")
 _COMMONEST = (32, 8)  # heads of queries, and of K and V
+#: MiB of the largest all-reduce that vLLM ends in the norm behind it, by capability and number of devices, and
+#: since when it does by itself (its allreduce_rms_fusion.py; vllm-project/vllm 34299).
+_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 4.0}}
+_FUSED_SINCE = (0, 17)
+
+
+#: Whose products stand for such in fp8 by blocks as vLLM's tables have them: each was measured there with its
+#: launch, 55 us on a Hopper's host and 150 on a Blackwell's, which graphs do without. All have DeepGEMM's kernels.
+_LAUNCHED, _GRAPHED = ("vllm", "fp8_block"), ("sglang", "trtllm")
+
+
+class Compiled(NamedTuple):
+    """Operations as the package evaluates them: the framework's own, and those that another's stand in for."""
+
+    own: str
+    others: str | None = None
 
 
 class UnmeasuredError(KvlabError, LookupError):
@@ -58,8 +75,11 @@ class MeasuredTables:
         self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
         self.framework, self.device = tables, name
         self._database = databases.get_database(name, tables, version)
-        open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
+        self._open = open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
         self._handle = self._links = open_tables(self._database)
+        capability = int(databases.load_system_spec(name)["gpu"]["sm_version"])
+        self.fused_bytes = _fused_mib(framework, capability, tensor_parallel) * 2**20
+        self._graphed: Any = None
         # Collectives were measured with more versions than all else, and over PCIe differ most between them.
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
         links = min(measured, key=lambda one: _apart(one, asked), default=version)
@@ -67,26 +87,71 @@ class MeasuredTables:
             self._links = open_tables(databases.get_database(name, tables, links, allow_unlisted_version=True))
             self.name += f", links of {links}"
 
-    def compile(self, operations: Sequence[Any]) -> str:
+    def compile(self, operations: Sequence[Any]) -> Compiled:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""
         self._engine._resolve_attention_lane_orders(operations, self._database, None)
-        spec: str = self._engine.build_ops_json(operations)
-        return spec
+        make: Callable[[Sequence[Any]], str] = self._engine.build_ops_json
+        others = [operation for operation in operations if self._is_launched(operation)]
+        if not others or not self._find_graphed():
+            return Compiled(make(operations))
+        return Compiled(make([each for each in operations if each not in others]), make(others))
 
-    def seconds(self, spec: str, batch: int, tokens: int, prefix: int = 0, *, prefill: bool) -> float:
+    def _is_launched(self, operation: Any) -> bool:
+        mode = getattr(operation, "_quant_mode", None)
+        is_product = isinstance(operation, self.operations.GEMM)
+        return is_product and (self.framework, getattr(mode, "name", None)) == _LAUNCHED
+
+    def _find_graphed(self) -> bool:
+        """Open the tables of another framework that have such products, where there are any."""
+        if self._graphed is None:
+            product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[_LAUNCHED[1]])
+            spec = self._engine.build_ops_json([product])
+            for framework in _GRAPHED:
+                with suppress(UnmeasuredError):
+                    handle, version = self._other(framework)
+                    self._seconds(handle, spec, 1, 1, 0, True)
+                    self._graphed = handle
+                    self.name += f", {_LAUNCHED[1]} of {framework} {version}"
+                    break
+            else:
+                self._graphed = False
+        return self._graphed is not False
+
+    def _other(self, framework: str) -> tuple[Any, str]:
+        """Another framework's tables of this device, and their version. Raises UnmeasuredError."""
+        databases = _module("perf_database")
+        version = databases.get_version_slots(self.device, framework).get("current")
+        if version is None:
+            raise UnmeasuredError(framework)
+        return self._open(databases.get_database(self.device, framework, version)), version
+
+    def seconds(self, spec: Compiled, batch: int, tokens: int, prefix: int = 0, *, prefill: bool) -> float:
         """Seconds of compiled operations for `batch` sequences: in a prefill each has `tokens` new tokens behind
         `prefix` cached ones; otherwise each has one, at a context of `tokens`. Raises UnmeasuredError.
         """
-        return self._seconds(self._handle, spec, batch, tokens, prefix, prefill)
+        seconds = self._seconds(self._handle, spec.own, batch, tokens, prefix, prefill)
+        if spec.others is not None:
+            seconds += self._seconds(self._graphed, spec.others, batch, tokens, prefix, prefill)
+        return seconds
 
-    def link_seconds(self, spec: str, tokens: int) -> float:
+    def link_seconds(self, spec: Compiled, tokens: int) -> float:
         """Seconds of compiled collectives for a step of so many tokens, with the version whose collectives were
         measured that is nearest to the framework's; where that lacks them, as `seconds` has them.
         """
         try:
-            return self._seconds(self._links, spec, 1, tokens, 0, True)
+            return self._seconds(self._links, spec.own, 1, tokens, 0, True)
         except UnmeasuredError:
             return self.seconds(spec, 1, tokens, prefill=True)
+
+    def fused_link_seconds(self, spec: Compiled, tokens: int) -> float:
+        """Of collectives that end in a norm: FlashInfer's kernels, which are TensorRT-LLM's and were measured with
+        it. Raises UnmeasuredError where they were not on this device.
+        """
+        return self._seconds(self._fused, spec.own, 1, tokens, 0, True)
+
+    @cached_property
+    def _fused(self) -> Any:
+        return self._other("trtllm")[0]
 
     def _seconds(self, handle: Any, spec: str, batch: int, tokens: int, prefix: int, prefill: bool) -> float:
         rows = batch * (tokens if prefill else 1)
@@ -126,6 +191,16 @@ def _module(name: str) -> Any:
             raise
         text = f"needs the package aiconfigurator-core: {install_command('silicon')}, {INSTEAD}"
         raise ConfigError("executor.timing", "silicon", text) from None
+
+
+def _fused_mib(framework: FrameworkConfig, capability: int, devices: int) -> float:
+    if (given := framework.fused_allreduce_mib) is not None:
+        return given
+    if not framework.name.startswith("vllm") or (
+        version_key(vllm_version(framework.name, framework.version)) < _FUSED_SINCE
+    ):
+        return 0.0
+    return _FUSED_MIB.get(capability, {}).get(devices, 0.0)
 
 
 def _devices(systems: Path, framework: str) -> Iterator[str]:

@@ -61,7 +61,7 @@ class Metric:
 
     @property
     def _has_written_unit(self) -> bool:
-        return self.unit in ("bytes", "s", "ms", "%") or self.unit.endswith("/s")
+        return self.unit in ("bytes", "s", "ms", "%", "J", "kWh") or self.unit.endswith("/s")
 
 
 def family_of(

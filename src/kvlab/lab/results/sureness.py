@@ -7,9 +7,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvlab.config import RunConfig
+from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.metrics import ATTAINMENT, service_levels
 from kvlab.lab.run.drive import RunLog
 from kvlab.simulation.accuracy import FIGURES, Case, Interval, interval, ratios, sentence
+from kvlab.simulation.timings.silicon import SiliconTiming
 
 ACCURACY = "accuracy"  # of a run's summary
 
@@ -82,6 +84,14 @@ def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = Fals
     frameworks = {found["framework"] for found in known}
     near = ratios(frameworks.pop()) if compared and len(frameworks) == 1 else ""
     return f"{text}; {near}" if near else text
+
+
+def ratios_off(plans: Iterable[EnginePlan]) -> str:
+    """How near ratios of such simulated runs were to measured ones; empty unless all have measured operations of
+    one framework whose ratios are known.
+    """
+    timed = [isinstance(plan.timing, SiliconTiming) and plan.config.framework.tables for plan in plans]
+    return ratios(str(timed[0])) if len(set(timed)) == 1 and timed[0] else ""
 
 
 def _attained(attainment: Sequence[float] | None) -> str:

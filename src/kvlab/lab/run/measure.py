@@ -42,9 +42,19 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             metrics["capacity/token_slots"] = sum(pool.token_slots for pool in pools)
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
-        metrics |= _prompts(served)
+        metrics |= _prompts(served) | _energy(own, log, metrics["tokens/output"])
         metrics |= planned_metrics(own) | _efficiency(own, log, may_measure=may_measure)
     return metrics | profiler.metrics()
+
+
+def _energy(plan: RunPlan, log: RunLog, output_tokens: float) -> dict[str, float]:
+    """The most that simulated devices can take for a token, where the power of all is known."""
+    devices = [(replica.config.hardware, replica.config.executor.devices) for replica in plan.replicas]
+    watts = [count * hardware.power_watts for hardware, count in devices if hardware is not None]
+    if plan.is_real or not output_tokens or len(watts) < len(devices) or not all(watts):
+        return {}
+    joules = sum(watts) * log.duration_s / output_tokens
+    return {"energy/output_token_j_most": joules, "energy/million_tokens_kwh_most": joules / 3.6}
 
 
 def _prompts(served: Served) -> dict[str, float]:

@@ -3,7 +3,9 @@
 A step over T new tokens of B sequences on N devices, each of which has 1/N of every matrix and of every head:
 
     linear      the GEMMs of QKV, output, gate and up, and down over T rows, what lies between them, the embedding,
-                and, for N > 1, two all-reduces of T rows in each layer
+                and, for N > 1, two all-reduces of T rows in each layer; small ones end in the norm behind them,
+                where the framework's version has that; and 1/N of `framework.device_token_us` for each row.
+                Up to 256 rows a GEMM takes no longer than two of more rows were measured to take
     head        the GEMM of the output layer, over as many rows as are sampled, in 16 bits
     prefill     each chunk with its cached prefix: 1/k of what a batch of k such takes, k being the step's chunks
     decode      the sequences with one new token at their mean context, and no less than the longest alone
@@ -37,9 +39,8 @@ from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
-_OF_SPARSE = (
-    "experts are loaded by the power law of their measurements; the errors that are known are of dense models"
-)
+_OF_SPARSE = "experts are loaded by the power law of their measurements"
+_DENSE_ALONE = "the errors that are known are of dense models"  # fewer mixtures than an interval takes
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
 _FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
@@ -60,24 +61,43 @@ class SiliconTiming(StepTiming):
         weights: str,
         kv: str,
         experts: str | None = None,
+        beyond_us: float = 0.0,
     ) -> None:
-        """`experts`: the type of a mixture's. Raises UnmeasuredError for shapes and types that the tables lack."""
+        """`experts`: the type of a mixture's; `beyond_us`: what a row takes on these devices beyond the
+        measured operations. Raises UnmeasuredError for shapes and types that the tables lack."""
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
         self.because = how_sure(tables.framework, tables.device)
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, weights, experts or weights, kv)
             self._groups = model.division.data
-            self.because = _OF_SPARSE
+            self.because = _OF_SPARSE if tables.framework == "vllm" else f"{_OF_SPARSE}; {_DENSE_ALONE}"
         else:
             found = operations(tables, model, devices, weights, kv)
-        linear, few, links, head, decode, prefill, chosen, exchange = map(tables.compile, found)
-        self._linear_s = cache(
-            lambda rows: (
-                tables.seconds(few if rows <= FEW else linear, 1, rows, prefill=True)
-                + tables.link_seconds(links, rows)
-            )
-        )
+        linear, norms, _, links, head, decode, prefill, chosen, exchange = map(tables.compile, found)
+        few = [tables.compile([operation]) for operation in found.few]
+        rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
+        # Groups that share the sequences have norms between all-reduces and what hands tokens to the experts.
+        fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * model.hidden_size)
+        if fused_rows:
+            try:
+                tables.fused_link_seconds(links, 1)
+            except UnmeasuredError:
+                fused_rows = 0.0
+
+        def between_s(rows: int) -> float:
+            if rows <= fused_rows:
+                return tables.fused_link_seconds(links, rows)
+            return tables.seconds(norms, 1, rows, prefill=True) + tables.link_seconds(links, rows)
+
+        def linear_s(rows: int) -> float:
+            if rows > FEW:
+                return tables.seconds(linear, 1, rows, prefill=True)
+            # With more rows, as graphs pad them, none takes longer: what does in the tables was measured badly.
+            more = 1 << rows.bit_length()
+            return sum(min(rows_s(spec, rows), max(rows_s(spec, more), rows_s(spec, 2 * more))) for spec in few)
+
+        self._linear_s = cache(lambda rows: linear_s(rows) + between_s(rows) + rows * beyond_us * 1e-6)
         self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
         self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
         self._prefill_s = cache(
@@ -106,7 +126,8 @@ class SiliconTiming(StepTiming):
         if isinstance(model, SparseConfig):
             return cls._of_sparse(tables, model, config, types, kv)
         try:
-            return cls(tables, model, devices, types[weights], kv)
+            beyond_us = config.framework.device_token_us / devices
+            return cls(tables, model, devices, types[weights], kv, beyond_us=beyond_us)
         except UnmeasuredError:
             raise _unmeasured(tables, config, model, devices, weights, types) from None
 
@@ -118,7 +139,8 @@ class SiliconTiming(StepTiming):
         weights, experts = (types.get(each, each) for each in stored)
         experts = "fp8" if experts == "fp8_static" else experts
         try:
-            return cls(tables, model, model.division.devices, weights, kv, experts)
+            beyond_us = config.framework.device_token_us / model.division.tensor
+            return cls(tables, model, model.division.devices, weights, kv, experts, beyond_us)
         except UnmeasuredError:
             raise _unmeasured_sparse(tables, config, model, (weights, experts, kv)) from None
 
