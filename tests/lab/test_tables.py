@@ -170,7 +170,7 @@ def test_a_run_may_have_a_name_that_looks_like_markup(tmp_path: Path, in_sweep: 
     context = RunContext(
         directory=tmp_path,
         root=tmp_path,
-        config_yaml=composed.yaml,
+        config_yaml=composed.yaml(),
         choices=composed.choices,
         console=Terminal(file=said, width=200),
         name="[/red]",

@@ -40,7 +40,7 @@ def run_small(directory: Path, *overrides: str) -> RunResult:
     context = RunContext(
         directory=directory,
         root=Path(),
-        config_yaml=composed.yaml,
+        config_yaml=composed.yaml(),
         choices=composed.choices,
         console=Terminal(file=io.StringIO()),
         name="small",

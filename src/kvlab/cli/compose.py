@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -188,7 +188,11 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     run, written = without_hydra(composed), dict[str, str]()
     config = _checked(run)
     recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
-    return Composition(config, choices, recorded, written)
+    return Composition(config, choices, partial(_yaml, recorded), written)
+
+
+def _yaml(recorded: dict[Any, Any]) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(recorded))
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,21 +64,15 @@ def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: s
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A checked configuration, what was chosen in each group, and how it is recorded: its settings without secrets,
-    and by dotted key what is `written` of those that came from the environment.
+    """A checked configuration, what was chosen in each group, and how it is recorded: as text without secrets, which
+    takes as long to make as the rest, and by dotted key what is `written` of settings that came from the
+    environment.
     """
 
     config: RunConfig
     choices: dict[str, str]
-    recorded: dict[str, Any]
+    yaml: Callable[[], str]
     written: dict[str, str]
-
-    @property
-    def yaml(self) -> str:
-        """The text that is recorded; written when it is asked for, which takes longer than the rest."""
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_yaml(OmegaConf.create(self.recorded))
 
     @property
     def name(self) -> str:

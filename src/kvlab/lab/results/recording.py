@@ -59,7 +59,7 @@ class RunContext:
     @classmethod
     def of(cls, made: Composition, directory: Path, console: Terminal, name: str, **sweep: Any) -> RunContext:
         """That of a command's run, whose default store is in the working directory."""
-        return cls(directory, Path(), made.yaml, made.choices, console, name, written=made.written, **sweep)
+        return cls(directory, Path(), made.yaml(), made.choices, console, name, written=made.written, **sweep)
 
 
 class Recording:
