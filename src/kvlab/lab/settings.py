@@ -64,8 +64,8 @@ def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: s
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A checked configuration, what was chosen in each group, and how it is recorded: as text without secrets, which
-    takes as long to make as the rest, and by dotted key what is `written` of settings that came from the
+    """A checked configuration, what was chosen in each group, and how it is recorded: as text without secrets,
+    which takes as long to make as the rest, and by dotted key what is `written` of settings that came from the
     environment.
     """
 
