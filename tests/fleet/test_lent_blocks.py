@@ -21,6 +21,7 @@ def test_a_sequence_that_runs_alone_waits_for_blocks_that_are_lent() -> None:
         engine.step()
     blocks = pool.index.match(prompt_for("first", 61))
     lent += [lend(pool, blocks) for _ in range(2)]
+    engine.lent.update(lent)
     taken = pool.allocate_slot(80)  # 15 are lent, 20 taken: 5 are left
     engine.submit(Request("own", prompt_for("own", 15), SamplingParams(max_tokens=20), 0.0), None, records.append)
     for _ in range(40):
@@ -30,6 +31,7 @@ def test_a_sequence_that_runs_alone_waits_for_blocks_that_are_lent() -> None:
     assert len(engine.scheduler.waiting) == 1
     for slot in (*lent, taken):
         pool.free_slot(slot)
+    engine.lent.clear()
     engine.scheduler.refused = None
     while engine.has_work():
         engine.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -88,12 +88,19 @@ class StepBatch:
 
 
 class BatchBuilder:
-    """Puts a step's batch together. `fail` ends a sequence for which there is no memory."""
+    """Puts a step's batch together. `fail` ends a sequence for which there is no memory; while slots are `lent`, it
+    waits for them.
+    """
 
     def __init__(
-        self, pool: KVCachePool, scheduler: Scheduler, fail: Fail, journal: BlockJournal | None = None
+        self,
+        pool: KVCachePool,
+        scheduler: Scheduler,
+        fail: Fail,
+        journal: BlockJournal | None = None,
+        lent: Collection[int] = (),
     ) -> None:
-        self._pool = pool
+        self._pool, self._lent = pool, lent
         self._scheduler = scheduler
         self._fail = fail
         self._journal = journal
@@ -180,8 +187,8 @@ class BatchBuilder:
                 return
 
     def _is_alone(self) -> bool:
-        """Whether no memory comes back: one sequence runs, and no other replica reads blocks."""
-        return len(self._scheduler.running) == 1 and self._pool.stats().sequences == 1
+        """Whether no memory comes back: one sequence runs, and nobody else reads blocks."""
+        return len(self._scheduler.running) == 1 and not self._lent
 
     def _fail_refused(self, batch: StepBatch, sequences: list[Sequence], error: OutOfBlocksError) -> None:
         refused = [sequence for sequence in sequences if sequence.slot in error.slots]

@@ -66,7 +66,8 @@ class EngineCore:
         self.journal = journal
         self.replica = 0  # its number in a fleet, for its records of steps
         self.observer: StepObserver | None = None
-        self._batches = BatchBuilder(pool, scheduler, self._fail, journal)
+        self.lent: set[int] = set()  # slots that others read, and give back
+        self._batches = BatchBuilder(pool, scheduler, self._fail, journal, self.lent)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
         self._results = PassResults(self._outputs, scheduler, self._batches)
@@ -138,6 +139,7 @@ class EngineCore:
         """Give back what was kept of a request; nothing where nothing is."""
         for slot in self._keeping.pop(request_id, ()):
             self.pool.free_slot(slot)
+            self.lent.discard(slot)
             self.scheduler.refused = None
 
     def next_wakeup(self) -> float | None:
@@ -270,6 +272,7 @@ class EngineCore:
                 self.pool.free_slot(slot)
             else:
                 kept.append(slot)
+                self.lent.add(slot)
             sequence.slot = None
         return retired
 

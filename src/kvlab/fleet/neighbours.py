@@ -71,7 +71,9 @@ class NeighbourTier(ElsewhereTier):
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
-        pull = _Pull(source, lend(pool, [self._holdings.holders[key][source] for key in keys]), set(keys))
+        slot = lend(pool, [self._holdings.holders[key][source] for key in keys])
+        self._replicas[source].core.lent.add(slot)
+        pull = _Pull(source, slot, set(keys))
         self._under_way |= dict.fromkeys(keys, pull)
         tokens = len(keys) * pool.block_size
         sent = Transfer("", source, self._index, ready_s, start_s, end_s, num_bytes, tokens)
@@ -100,6 +102,7 @@ class NeighbourTier(ElsewhereTier):
         slot, pull.slot = pull.slot, None
         if slot is not None:
             self._pools[pull.source].free_slot(slot)
+            self._replicas[pull.source].core.lent.discard(slot)
             self._replicas[pull.source].wake(now)
 
     def __len__(self) -> int:
