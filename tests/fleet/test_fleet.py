@@ -24,6 +24,7 @@ from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
 from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
@@ -53,7 +54,12 @@ def traffic(count: int, *, seed: int = 0, groups: int = 3, gap_s: float = 0.002)
 
 
 def fleet_of(
-    fleet: FleetConfig, *, framework: FrameworkConfig | None = None, is_open: bool = False, prefill_s: float = 1e-4
+    fleet: FleetConfig,
+    *,
+    framework: FrameworkConfig | None = None,
+    hot: Sequence[HotPrefix] = (),
+    is_open: bool = False,
+    prefill_s: float = 1e-4,
 ) -> Fleet:
     """A fleet of tiny replicas, which predict so many seconds for a token of a prompt; its store has so many blocks
     as `fleet.store` says.
@@ -69,7 +75,7 @@ def fleet_of(
     store = SharedStore(int(fleet.store), page_bytes) if fleet.store is not None else None
     times = [lambda before, tokens: prefill_s * tokens] * fleet.replicas
     makers, rates = [make] * fleet.replicas, [rate] * fleet.replicas
-    return build_fleet(fleet, makers, rates, store, prefill_s=times, hot=[], is_open=is_open)
+    return build_fleet(fleet, makers, rates, store, prefill_s=times, hot=hot, is_open=is_open)
 
 
 def serve(fleet: Fleet, requests: list[Request], **options: Any) -> RunLog:

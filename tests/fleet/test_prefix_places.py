@@ -29,9 +29,8 @@ def test_a_prefix_is_hot_by_the_tokens_that_it_could_spare() -> None:
 
 def test_it_is_kept_where_they_are_and_from_when_on() -> None:
     requests = [asked("r0", 0.0), asked("r1", 0.1)]
-    fleet = fleet_of(FleetConfig(replicas=2), is_open=True)
+    fleet = fleet_of(FleetConfig(replicas=2), hot=hot_prefixes(requests, 4), is_open=True)
     assert fleet.holdings is not None
-    fleet.holdings.watch(hot_prefixes(requests, 4))
     log = serve(fleet, requests)
     fleet.holdings.until(1.0)
     rows = prefixes_table(fleet.holdings).to_pylist()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hydra import compose, initialize_config_dir
-
-from kvlab.cli.compose import run_config
-from kvlab.cli.mistakes import explained
-from kvlab.cli.overrides import written_out
+from kvlab.cli import compose
 from kvlab.config import RunConfig
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.paths import CONF
@@ -22,9 +18,7 @@ MODELS = [name for name, text in _FILES.items() if "architecture:" in text and n
 
 
 def compose_run(*overrides: str) -> RunConfig:
-    """What `kvlab.cli.compose.compose_run` gives, without what a run writes down of it: half of the time."""
-    with explained(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
-        return run_config(compose("run", written_out(overrides), return_hydra_config=True))
+    return compose.compose_run(overrides).config
 
 
 @cache

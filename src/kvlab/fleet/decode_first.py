@@ -59,20 +59,17 @@ class _PushTier(RemoteTier):
         self._reserved, self._released = reserved, released
         self._held: list[Key] = []  # what is loaded next
 
-    def hold(self, key: Key) -> int:
+    def _offer_of(self, key: Key) -> str:
         """See RemoteTier. The last content of a prompt, which comes first, says whose they are."""
-        if not self._held:
-            names = self._names[key]
-            self.source = next((name for name in names if self._offers[name][-1] == key), names[-1])
+        is_first = not self._held
         self._held.append(key)
-        self._pulls.setdefault(key, []).append(self.source)
-        return 0
+        if not is_first:
+            return self.source
+        names = self._names[key]
+        return next((name for name in names if self._offers[name][-1] == key), names[-1])
 
-    def release(self, key: Key) -> None:
+    def _let_go(self, name: str, key: Key) -> None:
         """See RemoteTier."""
-        name = self._pulls[key].pop()
-        if not self._pulls[key]:
-            del self._pulls[key]
         self._released(name, key)
 
     def begin(self, ready_s: float) -> float:

@@ -71,12 +71,7 @@ class Holdings:
 
     def __post_init__(self) -> None:
         self._logs = [follow(pool) for pool in self.pools]
-        self.watch(self.hot)
-
-    def watch(self, hot: Sequence[HotPrefix]) -> None:
-        """These are the hot prefixes. Comes before the first step."""
-        self.hot = hot
-        self._watched = {key: number for number, prefix in enumerate(hot) for key in prefix.keys}
+        self._watched = {key: number for number, prefix in enumerate(self.hot) for key in prefix.keys}
 
     def stepped(self, replica: int, ends_s: Sequence[float]) -> None:
         """A replica has taken steps that end then, the first of which begins now."""

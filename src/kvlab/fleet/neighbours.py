@@ -58,9 +58,8 @@ class NeighbourTier(ElsewhereTier):
         if self._prefill_s is None:
             return count
         core = self._replicas[self._index].core
-        pulled_s = self._link.seconds_from(core.clock.now(), count * self.page_bytes)
         size = core.pool.block_size
-        return count if pulled_s < self._prefill_s(before * size, count * size) else 0
+        return count if self._link.beats(self._prefill_s, core.clock.now(), before, count, size) else 0
 
     def _sources(self, key: Key) -> Iterator[int]:
         holders = self._holdings.holders.get(key, ())

@@ -64,8 +64,8 @@ class StoreSide(ElsewhereTier):
         """See Tier."""
         if self._prefill_s is None or self._clock is None:
             return len(keys)
-        loaded_s = self._load.seconds_from(self._clock.now(), len(keys) * self.page_bytes)
-        return len(keys) if loaded_s < self._prefill_s(before * self._size, len(keys) * self._size) else 0
+        is_worth = self._load.beats(self._prefill_s, self._clock.now(), before, len(keys), self._size)
+        return len(keys) if is_worth else 0
 
     def __len__(self) -> int:
         return len(self._contents)

@@ -29,8 +29,6 @@ _COMMONEST = (32, 8)  # heads of queries, and of K and V
 #: since when it does by itself (its allreduce_rms_fusion.py; vllm-project/vllm 34299).
 _FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 4.0}}
 _FUSED_SINCE = (0, 17)
-
-
 #: Whose products stand for such in fp8 by blocks as vLLM's tables have them: each was measured there with its
 #: launch, 55 us on a Hopper's host and 150 on a Blackwell's, which graphs do without. All have DeepGEMM's kernels.
 _LAUNCHED, _GRAPHED = ("vllm", "fp8_block"), ("sglang", "trtllm")
@@ -79,7 +77,6 @@ class MeasuredTables:
         self._handle = self._links = open_tables(self._database)
         capability = int(databases.load_system_spec(name)["gpu"]["sm_version"])
         self.fused_bytes = _fused_mib(framework, capability, tensor_parallel) * 2**20
-        self._graphed: Any = None
         # Collectives were measured with more versions than all else, and over PCIe differ most between them.
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
         links = min(measured, key=lambda one: _apart(one, asked), default=version)
@@ -92,7 +89,7 @@ class MeasuredTables:
         self._engine._resolve_attention_lane_orders(operations, self._database, None)
         make: Callable[[Sequence[Any]], str] = self._engine.build_ops_json
         others = [operation for operation in operations if self._is_launched(operation)]
-        if not others or not self._find_graphed():
+        if not others or self._graphed is None:
             return Compiled(make(operations))
         return Compiled(make([each for each in operations if each not in others]), make(others))
 
@@ -101,21 +98,18 @@ class MeasuredTables:
         is_product = isinstance(operation, self.operations.GEMM)
         return is_product and (self.framework, getattr(mode, "name", None)) == _LAUNCHED
 
-    def _find_graphed(self) -> bool:
-        """Open the tables of another framework that have such products, where there are any."""
-        if self._graphed is None:
-            product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[_LAUNCHED[1]])
-            spec = self._engine.build_ops_json([product])
-            for framework in _GRAPHED:
-                with suppress(UnmeasuredError):
-                    handle, version = self._other(framework)
-                    self._seconds(handle, spec, 1, 1, 0, True)
-                    self._graphed = handle
-                    self.name += f", {_LAUNCHED[1]} of {framework} {version}"
-                    break
-            else:
-                self._graphed = False
-        return self._graphed is not False
+    @cached_property
+    def _graphed(self) -> Any:
+        """Tables of another framework that have such products; None where there are none."""
+        product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[_LAUNCHED[1]])
+        spec = self._engine.build_ops_json([product])
+        for framework in _GRAPHED:
+            with suppress(UnmeasuredError):
+                handle, version = self._other(framework)
+                self._seconds(handle, spec, 1, 1, 0, True)
+                self.name += f", {_LAUNCHED[1]} of {framework} {version}"
+                return handle
+        return None
 
     def _other(self, framework: str) -> tuple[Any, str]:
         """Another framework's tables of this device, and their version. Raises UnmeasuredError."""

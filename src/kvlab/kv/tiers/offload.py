@@ -35,6 +35,7 @@ class Offload:
 
     def __init__(self, tiers: Sequence[Tier], pages: BlockPages | None = None) -> None:
         self.tiers = tiers
+        self._weighs = any(type(tier).wanted is not Tier.wanted for tier in tiers)
         self.now = 0.0  # on the engine's clock, as the pool was told last
         self.waiting: dict[int, Wait] = {}  # by slot
         self._pages = pages
@@ -79,6 +80,8 @@ class Offload:
             if not self.has(key):
                 break
             keys.append(key)
+        if not self._weighs:
+            return keys
         return worth_loading(keys, before, lambda key: None if key in self.loading else self._tier_of(key))
 
     @property
@@ -327,10 +330,8 @@ class Offload:
     def _finish(self, load: Load) -> None:
         """A load is done or cancelled, or is waited for."""
         self.loads.remove(load)
-        failed, is_cancelled = (
-            set(load.blocks if load.is_lost else ()),
-            load.copy is not None and load.copy.cancelled(),
-        )
+        failed = set(load.blocks) if load.is_lost else set[Key]()
+        is_cancelled = load.copy is not None and load.copy.cancelled()
         if load.copy is not None and not is_cancelled:
             failed, load.seconds = load.copy.result()
         for key in reversed(load.blocks):

@@ -63,15 +63,23 @@ class RemoteTier(ElsewhereTier):
 
     def hold(self, key: Key) -> int:
         """A content is about to be pulled."""
-        self.source = self._names[key][-1]
+        self.source = self._offer_of(key)
         self._pulls.setdefault(key, []).append(self.source)
         return 0
+
+    def _offer_of(self, key: Key) -> str:
+        """The offer that a content is taken from."""
+        return self._names[key][-1]
 
     def release(self, key: Key) -> None:
         """A content has come, or nobody waits for it any more."""
         name = self._pulls[key].pop()
         if not self._pulls[key]:
             del self._pulls[key]
+        self._let_go(name, key)
+
+    def _let_go(self, name: str, key: Key) -> None:
+        """A content of an offer is not pulled any more."""
         if self._offers.get(name, (None,))[-1] == key:
             self.withdraw(name)
             self._pulled(name)

@@ -33,7 +33,8 @@ class OfferedLoad:
         """Whether requests piled up to the end: more were left at the last arrival than half-way, by more than
         chance (three times the deviation of a count) and by a tenth of what came in between. A request of the first
         quarter has to have ended by half-way, as else an engine that is filling up looks the same; unless those of
-        the last quarter waited longer for admission by much of the time in which requests arrived.
+        the last quarter waited longer for admission by much of the time in which requests arrived. An
+        engine that completes nine tenths of what is offered is not behind.
         """
         first, last = self.waits_s
         if last - first > _LATE * self.seconds and 2 * self.arrivals >= _FEWEST:

@@ -74,8 +74,9 @@ class SiliconTiming(StepTiming):
             self.because = _OF_SPARSE if tables.framework == "vllm" else f"{_OF_SPARSE}; {_DENSE_ALONE}"
         else:
             found = operations(tables, model, devices, weights, kv)
-        linear, norms, _, links, head, decode, prefill, chosen, exchange = map(tables.compile, found)
         few = [tables.compile([operation]) for operation in found.few]
+        whole = (each for name, each in found._asdict().items() if name != "few")
+        linear, norms, links, head, decode, prefill, chosen, exchange = map(tables.compile, whole)
         rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
         # Groups that share the sequences have norms between all-reduces and what hands tokens to the experts.
         fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * model.hidden_size)
