@@ -35,7 +35,6 @@ class Offload:
 
     def __init__(self, tiers: Sequence[Tier], pages: BlockPages | None = None) -> None:
         self.tiers = tiers
-        self._weighs = any(type(tier).wanted is not Tier.wanted for tier in tiers)
         self.now = 0.0  # on the engine's clock, as the pool was told last
         self.waiting: dict[int, Wait] = {}  # by slot
         self._pages = pages
@@ -80,9 +79,9 @@ class Offload:
             if not self.has(key):
                 break
             keys.append(key)
-        if not self._weighs:
-            return keys
-        return worth_loading(keys, before, lambda key: None if key in self.loading else self._tier_of(key))
+        if any(type(tier).wanted is not Tier.wanted for tier in self.tiers):
+            keys = worth_loading(keys, before, lambda key: None if key in self.loading else self._tier_of(key))
+        return keys
 
     @property
     def holds_any(self) -> bool:
