@@ -211,3 +211,16 @@ def page_of_case(name: str) -> None:
 def put_again() -> None:
     page = "before\n<!-- advice -->\n```text\nold\n```\n<!-- end -->\nbehind\n"
     assert cases.put(page, "advice", "new") == page.replace("old", "new")
+
+
+@then("prefixes from neighbours and a shared store are among what was tried")
+def tried_on_the_fleet(laboratory: Commands) -> None:
+    advice = advice_in(laboratory)
+    tried = [proposal["settings"] for proposal in advice["proposals"]] + advice["no_difference"] + advice["worse"]
+    assert {"fleet.neighbours=true", "fleet.store=256GiB"} <= set(tried)
+
+
+@then("what the time of requests went into sums to all of it")
+def causes_of_the_fleet(laboratory: Commands) -> None:
+    causes = advice_in(laboratory)["headroom"]["causes"]
+    assert sum(causes.values()) == pytest.approx(1, abs=0.03)  # those below half a hundredth are not named

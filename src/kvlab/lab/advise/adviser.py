@@ -213,9 +213,7 @@ def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:
 
 
 def _causes(config: RunConfig, segment: Segment) -> dict[str, float]:
-    """What the time of requests went into, as shares, the largest first; of one engine alone."""
-    if config.fleet.replicas > 1:
-        return {}
+    """What the time of requests went into, as shares, the largest first."""
     plan = plan_run(config, segment.requests)
     terms = observe(plan, served(plan).steps).terms_ms()
     whole = sum(terms.values())

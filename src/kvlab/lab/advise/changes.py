@@ -15,13 +15,14 @@ from kvlab.lab.settings import as_word
 
 _MOST_TOKENS = 65_536
 _QUALITY = "quality: {} more perplexity (experiments/precision)"
+_NETWORK = "a network between replicas (fleet.link)"
 
 
 class Price(IntEnum):
     """What a change costs, the least first."""
 
     NOTHING = 0
-    HOST = 1  # memory of the host
+    HOST = 1  # memory of the host, or a network between replicas
     QUALITY = 2
     DEVICES = 3
 
@@ -171,10 +172,15 @@ def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
     for router in (*aware, "least_requests", "vllm"):
         if router != fleet.router:
             yield Change("router", {"fleet.router": router})
+    if facts.shares and not fleet.neighbours:
+        yield Change("neighbours", {"fleet.neighbours": True}, Price.HOST, _NETWORK)
+    if facts.misses and fleet.store is None:
+        text = "256GiB of memory that all replicas reach over a network (fleet.link)"
+        yield Change("shared store", {"fleet.store": "256GiB"}, Price.HOST, text)
     if not config.kv.prefix_sharing or config.kv.offload is not None:
         return
     for prefill in sorted({fleet.replicas // 4, fleet.replicas // 2} - {0, fleet.prefill}):
-        yield Change("prefill apart", {"fleet.prefill": prefill}, cost="a network between replicas (fleet.link)")
+        yield Change("prefill apart", {"fleet.prefill": prefill}, cost=_NETWORK)
     if fleet.prefill:
         yield Change("prefill apart", {"fleet.prefill": 0})
 

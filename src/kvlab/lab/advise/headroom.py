@@ -115,7 +115,7 @@ class Headroom(Ledger):
     now: float
     mean_s: float
     alone_s: float
-    causes: Mapping[str, float]  # shares of the time of all requests; empty: of a fleet
+    causes: Mapping[str, float]  # shares of the time of all requests
 
 
 def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores: int) -> Ledger:
