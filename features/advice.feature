@@ -6,7 +6,7 @@ Feature: Advice
 
   @R30.1 @R30.3 @R30.5
   Scenario: A prefix cache that is off
-    When I ask for advice on "workload.system_len=4000 workload.num_requests=40 kv.prefix_sharing=false"
+    When I ask for advice on "workload.system_len=4000 workload.num_requests=24 kv.prefix_sharing=false"
     Then it ends with status 0
     And the first advice is "kv.prefix_sharing=true"
     And each change has its gain on both parts, what it costs, and a command that tries it
@@ -22,16 +22,16 @@ Feature: Advice
 
   @R30.4
   Scenario: The same command again
-    When I ask for advice on "workload.num_requests=40 scheduler.max_batch_size=2"
+    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2"
     And I ask for the same advice again, and once more without what was kept
     Then the three are the same, and the second simulated no change again
 
   @R30.3
   Scenario: A trace is cut in the middle of its time
-    Given a recorded trace of 80 requests over 40 seconds
+    Given a recorded trace of 44 requests over 22 seconds
     When I ask for advice on the trace with "scheduler.max_batch_size=1"
     Then it ends with status 0
-    And it was chosen on requests of the first 20 seconds, and reported on those behind
+    And it was chosen on requests of the first 11 seconds, and reported on those behind
 
   @R30.6 @R30.11
   Scenario: Devices and their price
@@ -50,7 +50,7 @@ Feature: Advice
 
   @R30.7
   Scenario: A page, and runs
-    When I ask for advice on "workload.num_requests=40 scheduler.max_batch_size=2" and track it
+    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2" and track it
     Then it ends with status 0
     And the page has the answer and asks for nothing from elsewhere
     And the store holds the advice with a run for the plan and for each change

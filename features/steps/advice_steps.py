@@ -81,7 +81,7 @@ def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
 @when("I ask for the same advice again, and once more without what was kept", target_fixture="thrice")
 def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"first": advice_in(laboratory)}
-    text = "workload.num_requests=40 scheduler.max_batch_size=2"
+    text = "workload.num_requests=24 scheduler.max_batch_size=2"
     with monkeypatch.context() as patch:
         patch.setattr(simulations, "simulate", None)  # no change is left to simulate
         advise_on(laboratory, text)
