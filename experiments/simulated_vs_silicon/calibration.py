@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import product
 from zlib import crc32
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from experiments.simulated_vs_silicon.results import Result, read
 from kvlab.simulation import accuracy
-from kvlab.simulation.accuracy import FIGURES, FILE, Case, HeldOut, held_out, interval
+from kvlab.simulation.accuracy import FIGURES, FILE, Case, HeldOut, held_out, most_alike, spread
 
 #: Which rows are left out of what is known of one: itself; its device or its model; both.
 LEFT_OUT: dict[str, Callable[[Case, Case], bool]] = {
@@ -64,11 +65,17 @@ def coverage(rows: Sequence[HeldOut], left: Callable[[Case, Case], bool], figure
     """Whether the interval of each of `rows` holds it, where one can be made."""
     found = []
     for row in rows:
-        among = [other for other in held_out() if other is not row and not left(row.case, other.case)]
-        made = interval(row.case, figure, among)
-        if made is not None:
+        if (others := _others(row, left)) is not None:
+            made = spread(*others, figure)
             found.append(made.low <= getattr(row, figure) <= made.high)
     return found
+
+
+@cache
+def _others(row: HeldOut, left: Callable[[Case, Case], bool]) -> tuple[int, list[HeldOut]] | None:
+    """Those from which the interval of a row is made."""
+    among = [other for other in held_out() if other is not row and not left(row.case, other.case)]
+    return most_alike(row.case, among)
 
 
 def widen(rows: Sequence[HeldOut]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from csv import DictReader
 from dataclasses import dataclass
 from functools import cache
+from heapq import nsmallest
 from itertools import chain
 from math import expm1, log1p, log2
 from pathlib import Path
@@ -154,13 +155,23 @@ def interval(case: Case, figure: str, among: Sequence[HeldOut] | None = None) ->
 
     `among`: the deployments that are known; all, unless an error is to be told of one that is left out.
     """
-    known = [row for row in (held_out() if among is None else among) if row.case.framework == case.framework]
+    found = most_alike(case, held_out() if among is None else among)
+    return None if found is None else spread(*found, figure)
+
+
+def most_alike(case: Case, among: Sequence[HeldOut]) -> tuple[int, list[HeldOut]] | None:
+    """The nearest deployments of the most alike class that has enough, and which class it is."""
+    known = [row for row in among if row.case.framework == case.framework]
     for at, is_alike in enumerate(_CLASSES):
         alike = [row for row in known if is_alike(case, row.case)]
         if len(alike) >= FEWEST:
-            alike.sort(key=lambda row: case.distance(row.case))
-            return _of(sorted(getattr(row, figure) for row in alike[:NEAREST]), WIDENED[figure][at])
+            return at, nsmallest(NEAREST, alike, key=lambda row: case.distance(row.case))
     return None
+
+
+def spread(at: int, alike: Sequence[HeldOut], figure: str) -> Interval:
+    """Of `figure`, from the errors of deployments of a class, widened."""
+    return _of(sorted(getattr(row, figure) for row in alike), WIDENED[figure][at])
 
 
 def _of(errors: Sequence[float], widened: float) -> Interval:
