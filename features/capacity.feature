@@ -47,6 +47,19 @@ Feature: How many sequences fit
       And the planner says "matrices in fp8 6.5 GiB, output layer in bfloat16 1.2 GiB, embedding 1.2 GiB"
       And a token takes 73728 bytes and a block of 16 tokens 1179648
 
+    @R29.28
+    Scenario Outline: In 4 bits <model> takes the bytes of a published format, scales included
+      When I plan "model=<model> <settings> executor.dtype=bfloat16"
+      Then the planner says "matrices in <matrices>"
+      And the planner says "<scales>"
+
+      Examples:
+        | model      | settings                                     | matrices                                                                          | scales           |
+        | qwen3_8b   | hardware=b200_sxm executor.weights=nvfp4     | nvfp4 (4 bits and a byte of scale for 16, as NVIDIA's checkpoints) 3.2 GiB        | scales 414.0 MiB |
+        | qwen3_8b   | hardware=h100_sxm executor.weights=int4_wo   | int4_wo (4 bits and 2 bytes of scale for 128, as GPTQ and AWQ) 3.2 GiB            | scales 103.5 MiB |
+        | minimax_m2 | hardware=b200_sxm executor.weights=nvfp4     | bfloat16 and nvfp4 (4 bits and a byte of scale for 16, as NVIDIA's checkpoints)   | scales 13.1 GiB  |
+        | kimi_k2_5  | hardware=b200_sxm executor.tensor_parallel=8 | bfloat16 and int4_wo_g32 (4 bits and 2 bytes of scale for 32, as the checkpoint) 506.3 GiB | embedding 2.2 GiB |
+
     @R29.10
     Scenario: Latents are stored once per layer, whatever the heads, and on every device that shares a sequence
       When I plan "model=deepseek_v3 hardware=h200_sxm executor.dtype=bfloat16 executor.tensor_parallel=8"
@@ -159,6 +172,7 @@ Feature: How many sequences fit
         | model=qwen3_8b executor=cuda memory=80GiB tensor_parallel=4 | executor.tensor_parallel=4: needs the kind of the devices, as hardware=h100_sxm     |
         | model=gemma3_1b tensor_parallel=2 | executor.tensor_parallel=2: gemma3_text has 1 KV heads, which cannot be divided so; 1 would do |
         | model=qwen3_8b executor.weights=fp8 executor=cpu | executor.weights=fp8: is stored by simulated devices alone |
+        | model=qwen3_8b executor.weights=nvfp4 executor=cpu | executor.weights=nvfp4: is stored by simulated devices alone (executor=simulated hardware=b200_sxm); here use int8 or auto |
         | memory=16GiB kv=segmented        | kv=segmented: unknown; known: contiguous, paged                             |
 
     @R2.6

@@ -126,6 +126,28 @@ Feature: Simulation
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=rtx_pro_6000_server executor.tensor_parallel=2 framework.version=0.19.0" on a tiny model
       Then the message says "timing silicon (vllm 0.24.0 on rtx_pro_6000_server, the nearest to 0.19.0, links of 0.19.0)"
 
+    @R29.29
+    Scenario Outline: <model> with weights in <weights> on <devices>
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=<model> executor.weights=<weights> hardware=<devices>" on a tiny model
+      Then the message says "timing <timing>"
+      And all 4 requests were completed
+
+      Examples:
+        | model        | weights | devices                                         | timing |
+        | qwen3_8b     | nvfp4   | b200_sxm                                        | silicon (vllm 0.24.0 on b200_sxm) |
+        | qwen3_8b     | nvfp4   | b200_sxm framework=trtllm                       | silicon (trtllm 1.3.0rc20 on b200_sxm, nvfp4 of sglang 0.5.14) |
+        | minimax_m2   | nvfp4   | b300_sxm executor.tensor_parallel=2             | silicon (vllm 0.24.0 on b300_sxm) |
+        | kimi_k2_5    | auto    | h200_sxm executor.tensor_parallel=8             | silicon (vllm 0.24.0 on h200_sxm) |
+        | qwen3_8b     | nvfp4   | h100_sxm                                        | roofline: no operations were measured: executor.weights=nvfp4: vllm 0.24.0 on h100_sxm was measured with bfloat16, float16, fp8; ... h100_sxm has no arithmetic in fp4: nvfp4 is multiplied in bfloat16 |
+        | qwen3_8b     | int4_wo | h100_sxm                                        | roofline: no operations were measured: executor.weights=int4_wo |
+
+    @R29.28
+    Scenario: What is computed here refuses weights in 4 bits
+      When I run "executor.weights=int4_wo" on a tiny model
+      Then the command fails without a traceback
+      And the message says "executor.weights=int4_wo: is stored by simulated devices alone (executor=simulated hardware=h100_sxm); here use int8 or auto"
+
     @R29.11
     Scenario Outline: <model> on <devices>
       Given the tables of measured operations

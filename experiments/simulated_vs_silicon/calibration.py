@@ -42,7 +42,7 @@ def names() -> dict[str, str]:
         "MiniMaxAI/MiniMax-M2.5": "minimax_m2",
         "deepseek-ai/DeepSeek-V3": "deepseek_v3",
         "deepseek-ai/DeepSeek-R1": "deepseek_v3",
-        "moonshotai/Kimi-K2.5": "kimi_k2",
+        "moonshotai/Kimi-K2.5": "kimi_k2_5",
         "Qwen/Qwen3-235B-A22B-FP8": "qwen3_235b_a22b",
     }
 

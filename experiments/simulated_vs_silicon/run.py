@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="simulate all rows that are not in results.csv")
     parser.add_argument("--again", action="store_true", help="with --every: those that are, too")
     parser.add_argument("--campaign", default="", help="only those whose names contain this")
+    parser.add_argument("--weights", default="", help="only those with matrices in this, as the sample calls it")
     parser.add_argument("--part", type=int, default=1, help="of the rows, only one in so many")
     parser.add_argument("--fit", action="store_true", help="the rows for fitting, and coefficients")
     parser.add_argument("--grid", nargs="+", default=[], metavar="KEY=A,B", help="with --fit: values to try")
@@ -137,6 +138,7 @@ def main() -> None:
         (campaign, row)
         for row in every
         if (campaign := campaign_of(row, chosen)) is not None and row.id not in done
+        if options.weights in ("", row.experts or row.weights)
         if (row.crc >> 1) % options.part == 0 and not (options.fit and row.held_out)
     ]
     if options.grid:

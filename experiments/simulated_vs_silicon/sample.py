@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from csv import DictReader
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,8 +57,8 @@ def rows() -> Iterator[Row]:
         for each in DictReader(file):
             if each["mode"] != "agg":
                 continue
-            source, replicas = each["silicon_data_source"], int(float(each["attention_dp_size"] or 1)) or 1
-            client = _CLIENT.search(source)
+            source, replicas = each["silicon_data_source"], _count(each, "attention_dp_size")
+            client, is_published = _CLIENT.search(source), _DATED.match(source) is not None
             yield Row(
                 each["id"],
                 each["model_path"],
@@ -70,13 +70,28 @@ def rows() -> Iterator[Row]:
                 int(each["isl"]),
                 int(each["osl"]),
                 int(client[1]) if client else int(float(each["batch_size"])) * replicas,
-                int(float(each["tp_size"])),
-                replicas,
-                int(float(each["moe_ep_size"] or 1)) or 1,
-                _DATED.match(source) is not None,
+                *_division(each, is_published),
+                is_published,
                 float(each["silicon_ttft_ms"]),
                 float(each["silicon_tpot_ms"]),
             )
+
+
+def _count(each: Mapping[str, str], key: str) -> int:
+    return int(float(each[key] or 1)) or 1
+
+
+def _division(each: Mapping[str, str], is_published: bool) -> tuple[int, int, int]:
+    """Devices that share a sequence, groups of such, and devices that share experts by number.
+
+    InferenceMAX's scripts divide experts among all devices or not at all (`--ep-size`), and with DP_ATTENTION
+    nothing but sequences. The sample multiplies their TP by EP, once or twice: 64 for what ids call tp8_ep8.
+    """
+    tensor, data, experts = (_count(each, key) for key in ("tp_size", "attention_dp_size", "moe_ep_size"))
+    if experts == 1 or not is_published:
+        return tensor, data, experts
+    devices = tensor if min(tensor, data) > 1 else experts
+    return (devices, 1, devices) if data == 1 else (1, devices, devices)
 
 
 def sample() -> Path:

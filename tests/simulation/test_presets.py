@@ -12,7 +12,7 @@ import yaml
 from kvlab.config import HardwareConfig, parse_bytes
 
 PRESETS = Path(__file__).parents[2] / "conf" / "hardware"
-BOUNDS = {"memory": 0.01, "bandwidth": 0.04, "bfloat16": 0.01, "fp8": 0.01, "links": 0.001}
+BOUNDS = {"memory": 0.01, "bandwidth": 0.04, "bfloat16": 0.01, "fp8": 0.01, "fp4": 0.01, "links": 0.001}
 # The driver reports less than the nominal size, which the tables have of the L4; of Intel's 8 lanes of PCIe 5 they
 # have what the protocol leaves.
 WIDER = {("l4", "memory"): 0.07, ("b60", "links"): 0.13}
@@ -42,7 +42,8 @@ def test_data_sheet_and_tables_agree(path: Path) -> None:
         "bfloat16": (preset.tflops["bfloat16"] * 1e12, device["bfloat16_tc_flops"]),
         "links": (preset.link_gb_s * 1e9, system["node"]["intra_node_bw"]),
     }
-    if "fp8" in preset.tflops:
-        pairs["fp8"] = preset.tflops["fp8"] * 1e12, device["fp8_tc_flops"]
+    for dtype in {"fp8", "fp4"} & set(preset.tflops):
+        pairs[dtype] = preset.tflops[dtype] * 1e12, device[f"{dtype}_tc_flops"]
+    assert ("fp4" in preset.tflops) == ("fp4_tc_flops" in device)
     for name, (sheet, table) in pairs.items():
         assert sheet == pytest.approx(table, rel=WIDER.get((path.stem, name), BOUNDS[name])), name

@@ -10,6 +10,7 @@ import pytest
 from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
+from kvlab.models.sparse import SparseConfig
 from kvlab.simulation.timings.base import Deployment
 from kvlab.simulation.timings.roofline import LAUNCHES, RooflineTiming
 from tests.support.model import tiny_config
@@ -84,12 +85,15 @@ def test_a_long_prefill_is_bound_by_arithmetic_and_without_logits_skips_the_outp
     assert step.attention == pytest.approx(4 * model.num_heads * model.head_dim * model.num_layers * pairs / 1e12)
 
 
-@pytest.mark.parametrize(("in_fp8", "faster"), [(4.0, 4.0), (None, 1.0)])
-def test_products_in_fp8_have_a_rate_of_their_own_where_the_device_has_one(
-    in_fp8: float | None, faster: float
+@pytest.mark.parametrize(
+    ("weights", "rates", "faster"),
+    [("fp8", {"fp8": 4.0}, 4.0), ("fp8", {}, 1.0), ("nvfp4", {"fp4": 8.0}, 8.0), ("nvfp4", {"fp8": 4.0}, 1.0)],
+)
+def test_products_have_a_rate_of_their_own_where_the_device_has_one(
+    weights: str, rates: dict[str, float], faster: float
 ) -> None:
-    hardware = replace(PLAIN, tflops={"bfloat16": 1.0} | ({"fp8": in_fp8} if in_fp8 else {}))
-    settings = composed("model=qwen3_8b", "executor.weights=fp8")
+    hardware = replace(PLAIN, tflops={"bfloat16": 1.0} | rates)
+    settings = composed("model=qwen3_8b", f"executor.weights={weights}")
     model = decoder_config(settings.model)
     deployment = Deployment(settings, model, hardware, 1.0, model.body_parameters, 0, 0)
     fast = RooflineTiming.of(deployment).step(counts(10_000), counts(10_000), sampled=0)
@@ -98,6 +102,19 @@ def test_products_in_fp8_have_a_rate_of_their_own_where_the_device_has_one(
     assert fast.attention == plain.attention
     alone = RooflineTiming.of(deployment).step(counts(1), counts(1), sampled=0)
     assert alone.linear == pytest.approx(model.body_parameters / 1e9)  # a byte of each is read
+
+
+def test_experts_in_nvfp4_are_multiplied_in_fp4_and_attention_in_16_bits() -> None:
+    settings = composed("model=minimax_m2", "executor.weights=nvfp4")
+    model = decoder_config(settings.model, simulated=True)
+    assert isinstance(model, SparseConfig)
+    seconds = []
+    for rates in ({}, {"fp4": 4.0}):
+        hardware = replace(PLAIN, tflops={"bfloat16": 1.0} | rates)
+        deployed = RooflineTiming.of(Deployment(settings, model, hardware, 1.0, 1, 0, 0))
+        seconds.append(deployed.step(counts(10_000), counts(10_000), sampled=0).linear)
+    chosen = 62 * 8 * 3 * 3072 * 1536
+    assert seconds[0] - seconds[1] == pytest.approx(2 * chosen * 10_000 / 1e12 * 3 / 4)
 
 
 def test_devices_divide_the_work_and_add_all_reduces() -> None:

@@ -211,6 +211,15 @@ class TestWhatStepsShow:
         assert "fp8_block of sglang" in timing.description
         assert step_ms(8, *settings) < step_ms(8, *settings[:2], "framework.device_token_us=5")  # 16 bits
 
+    def test_products_and_experts_in_nvfp4_of_tensorrt_llm_are_those_of_sglang(self) -> None:
+        device, framework = "hardware=b200_sxm", "framework=trtllm"
+        dense, weights = ("model=llama3_1_70b", device, framework), "executor.weights=nvfp4"
+        # Its own products of few rows take longer than those in fp8.
+        assert step_ms(8, *dense, weights) < 0.75 * step_ms(8, *dense, "executor.weights=fp8")
+        sparse = ("model=deepseek_v3", device, weights, "executor.tensor_parallel=8")
+        own, others = (step_ms(512, *sparse, f"framework={name}") for name in ("trtllm", "sglang"))
+        assert own < 1.1 * others  # with CUTLASS's experts 7 ms more
+
     def test_a_product_of_few_rows_takes_no_longer_than_of_twice_and_four_times_as_many(self) -> None:
         settings = ("hardware=b200_sxm", "model=llama3_1_70b", "executor.tensor_parallel=4", "executor.weights=fp8")
         few, more = (step_ms(rows, *settings, "framework.fp8_scales=static") for rows in (4, 16))

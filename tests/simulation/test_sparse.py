@@ -44,6 +44,7 @@ class TestShapes:
             ("gpt_oss_120b", 116.83e9, 5.13e9, 2 * 36 * 8 * 64 * 2),
             ("gpt_oss_20b", 20.91e9, 3.61e9, 2 * 24 * 8 * 64 * 2),
             ("kimi_k2", 1026e9, 32e9, 61 * (512 + 64) * 2),
+            ("kimi_k2_5", 1026e9, 32e9, 61 * (512 + 64) * 2),
             ("minimax_m2", 229e9, 10e9, 2 * 62 * 8 * 128 * 2),
             ("mixtral_8x7b", 46.7e9, 12.7e9, 2 * 32 * 8 * 128 * 2),
             ("qwen3_235b_a22b", 235e9, 22e9, 2 * 94 * 4 * 128 * 2),
@@ -93,6 +94,35 @@ class TestBytes:
         assert plan.weights.scales == 4 * numbers / 128**2
         norms = 2 * (layers * (2 * hidden + q + kv) + hidden) + 4 * layers * experts
         assert plan.weights.norms == 4 * norms
+
+    def test_of_nvfp4_leave_attention_in_16_bits_counted_by_hand(self) -> None:
+        plan = planned("minimax_m2", "executor.dtype=bfloat16", "executor.weights=nvfp4")
+        hidden, layers, experts, size = 3072, 62, 256, 1536
+        q, kv = 48 * 128, 8 * 128
+        attention = (q + 2 * kv) * hidden + hidden * q
+        chosen = layers * experts * 3 * hidden * size
+        in_16_bits = layers * (attention + experts * hidden) + 200_064 * hidden  # with routers and output layer
+        assert plan.weights.matrices == chosen // 2 + 2 * in_16_bits
+        assert plan.weights.scales == chosen // 16 + 4 * 2 * layers * experts
+
+    def test_of_kimi_k2_5_are_those_of_the_published_files(self) -> None:
+        plan = planned("kimi_k2_5", "executor.dtype=bfloat16", "hardware.memory=999GiB")
+        experts = 60 * 384 * 3 * 7168 * 2048
+        assert isinstance(plan.model, SparseConfig)
+        assert expert_bytes(plan.model, plan.settings) == experts // 2 + 2 * experts // 32
+        assert plan.weights.parameters == pytest.approx(594e9, rel=0.002)
+
+    @pytest.mark.parametrize(
+        ("name", "attention", "output"),
+        [
+            ("deepseek_v3", "bfloat16", "nvfp4"),
+            ("kimi_k2_5", "bfloat16", "bfloat16"),
+            ("qwen3_235b_a22b", "nvfp4", "nvfp4"),
+            ("gpt_oss_120b", "bfloat16", "bfloat16"),
+        ],
+    )
+    def test_of_nvfp4_are_as_checkpoints_store_each_part(self, name: str, attention: str, output: str) -> None:
+        assert described(name).formats("nvfp4", "bfloat16") == (attention, output, "nvfp4", "nvfp4")
 
     def test_of_experts_are_all_but_what_every_token_meets(self) -> None:
         plan = planned("qwen3_30b_a3b", "executor.dtype=bfloat16")
@@ -170,6 +200,10 @@ class TestRefusals:
             (
                 {"quantization_config": {"quant_method": "awq"}},
                 "quantization_config=awq: unknown; known: mxfp4, and fp8",
+            ),
+            (
+                {"quantization_config": {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}},
+                "quantization_config=compressed-tensors: known: experts alone in 4-bit integers, 128 or 32",
             ),
             ({"layer_types": ["linear"] * 32}, "has to name full_attention or sliding_attention for each"),
         ],

@@ -13,6 +13,7 @@ from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
 from kvlab.lab.results.tables import new_table
 from kvlab.models.sparse import SparseConfig
+from kvlab.planning.formats import DESCRIBED
 from kvlab.planning.memory import layer_tensors
 
 
@@ -92,6 +93,7 @@ def _weights_formula(plan: CapacityPlan) -> str:
     if isinstance(model, SparseConfig):
         stored = " and ".join(dict.fromkeys(model.formats(settings.weights, settings.dtype)))
     text = f"{model.num_parameters:,} parameters, matrices in {stored} "
+    text += "".join(f"({says}) " for name, says in DESCRIBED.items() if name in stored.split(" and "))
     text += format_bytes(weights.matrices - head)
     text += f", output layer in {settings.output_dtype} {format_bytes(head)}" if head else ""
     if model.tie_word_embeddings:

@@ -47,6 +47,15 @@ class Latent(NamedTuple):
     value: int
 
 
+class Formats(NamedTuple):
+    """What matrices are stored in: names of kvlab.planning.formats, or a dtype."""
+
+    attention: str  # projections, but the output's
+    output: str  # the projection of attention's output
+    dense: str  # feed-forwards that every token meets
+    experts: str
+
+
 class Division(NamedTuple):
     """Devices among which a model is divided: `tensor` share a sequence's heads, and `data` such groups share the
     sequences; all of them share the experts, `experts` by number and the others by their matrices.
@@ -76,7 +85,7 @@ class SparseConfig(DecoderConfig):
 
     experts: Experts
     latent: Latent | None
-    quantization: str | None  # of the checkpoint: "mxfp4" experts, or all in "fp8_block"; None: not quantised
+    quantization: str | None  # of the checkpoint: all in "fp8_block", or what experts alone are in; None: none
     norm_numbers: int  # of all norms
     bias_numbers: int  # of attention, sinks included, of all layers
     rotary_dim: int  # numbers of a head that are turned
@@ -90,6 +99,12 @@ class SparseConfig(DecoderConfig):
     def active_parameters(self) -> int:
         head = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self._parameters(self.experts.active) - head
+
+    @property
+    def chosen_parameters(self) -> int:
+        """Of the matrices of the experts that compute a token."""
+        mixture = self.experts
+        return mixture.layers * mixture.active * 3 * self.hidden_size * mixture.size
 
     def _parameters(self, experts: int) -> int:
         """With so many experts in each mixture; router and biases of all."""
@@ -125,14 +140,21 @@ class SparseConfig(DecoderConfig):
         spread = (heads * (latent.nope + latent.value), latent.rank, False)
         return (*queries, down, spread, (hidden, heads * latent.value, False))
 
-    def formats(self, weights: str, dtype: str) -> tuple[str, str]:
-        """What the matrices of all layers but the experts', and the experts', are stored in under
-        `executor.weights`: `auto` is as the checkpoint has them.
+    def formats(self, weights: str, dtype: str) -> Formats:
+        """What matrices are stored in under `executor.weights`, routers and output layer apart: `auto` is as the
+        checkpoint has them, `nvfp4` as NVIDIA's checkpoints do: attention stays in 16 bits where experts alone were
+        quantised before and in MiniMax's, and all of it but the output's projection in DeepSeek's.
         """
+        if weights == "nvfp4":
+            experts_alone = self.quantization not in (None, "fp8_block")
+            kept = _ATTENTION if experts_alone else _NOT_NVFP4.get(self.family, ())
+            attention, output = (dtype if part in kept else weights for part in _ATTENTION)
+            return Formats(attention, output, weights, weights)
         if weights != "auto":
-            return (dtype, dtype) if weights in ("plain", "compact") else (weights, weights)
+            stored = dtype if weights in ("plain", "compact") else weights
+            return Formats(stored, stored, stored, stored)
         body = "fp8_block" if self.quantization == "fp8_block" else dtype
-        return body, self.quantization or dtype
+        return Formats(body, body, body, self.quantization or dtype)
 
     @property
     def kv_copies(self) -> int:
@@ -161,7 +183,7 @@ class SparseConfig(DecoderConfig):
         if mixture.count % division.experts or division.devices % division.experts:
             text = f"has to divide the {mixture.count} experts of {name}, and the devices, of which there are"
             raise ConfigError("executor.expert_parallel", division.experts, f"{text} {division.devices}")
-        _, stored = self.formats(executor.weights, executor.dtype)
+        stored = self.formats(executor.weights, executor.dtype).experts
         if mixture.size % parts or (stored == "fp8_block" and mixture.size // parts % FP8_BLOCK):
             size = f"an expert of {name} has {mixture.size} intermediate numbers"
             text = f"{size}, which {parts} devices cannot divide"
@@ -177,6 +199,11 @@ _LATENT = ("deepseek_v3", "kimi_k2")
 SPARSE = ("gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
 _METHODS = {"mxfp4": "mxfp4", "fp8": "fp8_block"}
+_INT4 = {128: "int4_wo", 32: "int4_wo_g32"}  # by the numbers that share a scale
+#: Parts of attention, and those that NVIDIA's checkpoints in nvfp4 leave in 16 bits (hf_quant_config.json of
+#: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2).
+_ATTENTION = ("attention", "output")
+_NOT_NVFP4 = {"minimax_m2": _ATTENTION, "deepseek_v3": ("attention",), "kimi_k2": ("attention",)}
 
 
 def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
@@ -263,8 +290,24 @@ def _quantization(values: Values) -> str | None:
     if asked is None:
         return None
     method = asked.get("quant_method") if isinstance(asked, Mapping) else asked
+    if method == "compressed-tensors":
+        return _int4_experts(asked)
     block = asked.get("weight_block_size", [FP8_BLOCK] * 2) if isinstance(asked, Mapping) else None
     if method not in _METHODS or (method == "fp8" and list(block or ()) != [FP8_BLOCK] * 2):
         known = f"known: mxfp4, and fp8 in blocks of {FP8_BLOCK} x {FP8_BLOCK}; or set executor.weights"
         raise ConfigError("quantization_config", method, f"unknown; {known}, and leave it out")
     return _METHODS[method]
+
+
+def _int4_experts(asked: Any) -> str:
+    """The format of a checkpoint of compressed-tensors whose experts alone are quantised (Kimi K2.5)."""
+    try:
+        weights, ignored = asked["config_groups"]["group_0"]["weights"], " ".join(asked["ignore"])
+        stored = _INT4[weights["group_size"]] if (weights["num_bits"], weights["type"]) == (4, "int") else None
+    except (KeyError, TypeError):
+        stored, ignored = None, ""
+    if stored is None or not all(part in ignored for part in ("self_attn", "shared_experts")):
+        known = f"known: experts alone in 4-bit integers, {' or '.join(map(str, _INT4))} of which share a scale"
+        text = f"{known}; or set executor.weights, and leave it out"
+        raise ConfigError("quantization_config", "compressed-tensors", text)
+    return stored

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
+from kvlab.config.executor import QUANTISED, SIMULATED_WEIGHTS
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 from kvlab.models.ops.base import PART_BYTES
 from kvlab.models.sparse import SparseConfig
+from kvlab.planning.formats import matrix_bytes
 from kvlab.planning.startup import OTHERS, Startup, graph_bytes
 
 _FLOAT32 = DTYPE_BYTES["float32"]
@@ -35,7 +37,7 @@ class EngineSettings:
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
     onednn: bool  # whether PyTorch computes it in bfloat16, on a CPU with products of it: oneDNN packs the weights
-    weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; "fp8": all matrices but the output layer's
+    weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; fp8, nvfp4, int4_wo: all but the output layer
     max_batched_tokens: int
     max_batch_size: int
     max_seq_len: int
@@ -54,11 +56,11 @@ class EngineSettings:
     @property
     def matrix_dtype(self) -> str:
         """What the matrices of the layers are stored in."""
-        return self.weights if self.weights in ("int8", "fp8") else self.dtype
+        return self.weights if self.weights in QUANTISED else self.dtype
 
     @property
     def output_dtype(self) -> str:
-        """What the output layer is stored in: checkpoints in fp8 leave it as it is."""
+        """What the output layer is stored in: checkpoints in fp8 and in 4 bits leave it as it is."""
         return "int8" if self.weights == "int8" else self.dtype
 
     @property
@@ -94,7 +96,7 @@ class WeightBytes:
     embedding: int  # a table of its own beside the output layer; 0: one copy is both
     norms: int
     biases: int
-    scales: int  # of int8 and fp8
+    scales: int  # of quantised weights
     rotary: int  # tables of angles; computed, not loaded
     stored: int  # numbers, not bytes: weights, as often as they are held
 
@@ -139,8 +141,9 @@ def weight_bytes(model: DecoderConfig, settings: EngineSettings) -> WeightBytes:
         embedding=vocabulary * element if own_table else 0,
         norms=norms * (_FLOAT32 if model.norm_offset else element),
         biases=model.num_layers * biases * element,
-        scales=SCALE_BYTES
-        * sum(matrix.times * matrix.outputs for matrix, dtype in stored if dtype != settings.dtype),
+        scales=sum(
+            matrix.times * matrix_bytes(matrix.outputs, matrix.inputs, dtype)[1] for matrix, dtype in stored
+        ),
         rotary=(1 if settings.devices else 2) * ropes * positions * model.head_dim * element,
         stored=sum(matrix.times * matrix.outputs * matrix.inputs for matrix, _ in stored)
         + (vocabulary if own_table else 0)
@@ -153,13 +156,17 @@ def _weight_bytes_in_transformers(counts: WeightCounts, vocab_size: int, setting
     element, dtypes = settings.element, (settings.matrix_dtype, settings.output_dtype)
     rows = zip((counts.rows, vocab_size), dtypes, strict=True)
     output = counts.output * DTYPE_BYTES[settings.output_dtype]
+    # As one row, which counts groups of numbers that share a scale; a row's own scale is that of each of its rows.
+    body, scales = matrix_bytes(1, counts.body, settings.matrix_dtype)
+    if settings.matrix_dtype in DTYPE_BYTES:
+        scales = SCALE_BYTES * sum(count for count, dtype in rows if dtype != settings.dtype)
     return WeightBytes(
-        matrices=counts.body * DTYPE_BYTES[settings.matrix_dtype] + output,
+        matrices=body + output,
         output=output,
         embedding=counts.embedding * element,
         norms=counts.norms * element,
         biases=counts.biases * element,
-        scales=SCALE_BYTES * sum(count for count, dtype in rows if dtype != settings.dtype),
+        scales=scales,
         rotary=0,
         stored=counts.total,
     )
@@ -214,7 +221,8 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
         # The parts of a product are joined, then packed; an output layer of its own comes last.
         *layer, output = (matrix.outputs * matrix.inputs for matrix in matrices(model))
         loaded = max(2 * max(layer), output) if settings.is_packed else max(layer)
-    loaded *= DTYPE_BYTES["fp8"] if settings.weights == "fp8" else element
+    stored = settings.matrix_dtype if settings.weights in SIMULATED_WEIGHTS else settings.dtype
+    loaded, _ = matrix_bytes(1, loaded, stored)
     # kvlab's decoder has the residual stream in float32, beside the embeddings it began with.
     stream = model.hidden_size * _FLOAT32 if own and element < _FLOAT32 else 0
     layers = tokens * (element * per_token + row + stream) + part
@@ -309,7 +317,7 @@ def matrices(model: DecoderConfig) -> Iterator[Matrix]:
 
 def _matrix_bytes(matrix: Matrix, dtype: str, settings: EngineSettings) -> int:
     if not settings.native:
-        return matrix.outputs * matrix.inputs * DTYPE_BYTES[dtype]
+        return matrix_bytes(matrix.outputs, matrix.inputs, dtype)[0]
     outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
     if settings.weights == "compact" and inputs % _STEP == 0:  # compact_weight.hpp states the layout
         steps = inputs // _STEP

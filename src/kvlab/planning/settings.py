@@ -8,7 +8,7 @@ import sys
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.config import EngineConfig
-from kvlab.config.executor import PACKED_WEIGHTS
+from kvlab.config.executor import PACKED_WEIGHTS, SIMULATED_WEIGHTS
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
 from kvlab.models.config import DecoderConfig, TransformersConfig, attention_specs, part_of
@@ -100,7 +100,7 @@ def settings_elsewhere(
         # Says, as a run would, why there are no weights in a format of the kernels.
         select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
     if device == "cpu":
-        refuse_fp8(config)
+        refuse_simulated(config)
     return settings
 
 
@@ -136,11 +136,12 @@ def refuse_split(config: EngineConfig, model: DecoderConfig) -> None:
     part_of(model, ranks)
 
 
-def refuse_fp8(config: EngineConfig) -> None:
-    """Raise ConfigError for weights in fp8, which nothing on this machine has."""
-    if config.executor.weights == "fp8":
-        text = "is stored by simulated devices alone (executor=simulated hardware=h100_sxm)"
-        raise ConfigError("executor.weights", "fp8", f"{text}; here use int8 or auto")
+def refuse_simulated(config: EngineConfig) -> None:
+    """Raise ConfigError for weights in a format that nothing on this machine has, as fp8."""
+    if (weights := config.executor.weights) in SIMULATED_WEIGHTS:
+        hardware = "b200_sxm" if weights == "nvfp4" else "h100_sxm"
+        text = f"is stored by simulated devices alone (executor=simulated hardware={hardware})"
+        raise ConfigError("executor.weights", weights, f"{text}; here use int8 or auto")
 
 
 def resolve_device(setting: str) -> str:

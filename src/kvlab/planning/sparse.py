@@ -1,9 +1,5 @@
 """Weights of mixtures of experts on simulated devices, by what each part is stored in and how often it is held.
 
-    fp8, int8      a byte for each number, and a float32 for each output
-    fp8_block      a byte for each number, and a float32 for each square of 128 x 128 (DeepSeek V3's checkpoint)
-    mxfp4          17 bytes for 32 numbers of a row: half a byte each, and an exponent that they share (gpt-oss)
-
 Experts are held once. What computes all tokens is held once by each group of devices that share the sequences; what
 a group cannot divide (routers, the down projections of latent attention, a KV head of more devices than there are
 heads, norms) by each device.
@@ -14,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
-from kvlab.models.sparse import FP8_BLOCK, SparseConfig
+from kvlab.kv.spec import DTYPE_BYTES
+from kvlab.models.sparse import SparseConfig
+from kvlab.planning.formats import matrix_bytes
 from kvlab.planning.memory import EngineSettings, WeightBytes
 
-_MX_GROUP, _MX_BYTES = 32, 16  # numbers that share an exponent of a byte, and their bytes without it
 _FLOAT32 = DTYPE_BYTES["float32"]
 
 
@@ -38,36 +34,32 @@ class Part(NamedTuple):
     @property
     def bytes(self) -> tuple[int, int]:
         """Of the numbers, and of their scales."""
-        if self.stored == "mxfp4":
-            groups = self.times * self.outputs * -(-self.inputs // _MX_GROUP)
-            return groups * _MX_BYTES, groups
-        if self.stored == "fp8_block":
-            squares = -(-self.outputs // FP8_BLOCK) * -(-self.inputs // FP8_BLOCK)
-            return self.numbers, SCALE_BYTES * self.times * squares
-        scales = SCALE_BYTES * self.times * self.outputs if self.stored in ("fp8", "int8") else 0
-        return self.numbers * DTYPE_BYTES[self.stored], scales
+        numbers, scales = matrix_bytes(self.outputs, self.inputs, self.stored)
+        return self.times * numbers, self.times * scales
 
 
 def _body(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
     """All matrices but the experts' and the output layer's."""
     division, mixture, hidden = model.division, model.experts, model.hidden_size
-    body, _ = model.formats(settings.weights, settings.dtype)
-    for number, (outputs, inputs, is_whole) in enumerate(model.attention_matrices):
+    formats = model.formats(settings.weights, settings.dtype)
+    matrices = model.attention_matrices
+    for number, (outputs, inputs, is_whole) in enumerate(matrices):
         copies = division.devices if is_whole else division.data
         if model.latent is None and number == 1:  # K and V
             copies *= model.kv_copies
-        yield Part(model.num_layers * copies, outputs, inputs, body)
+        stored = formats.output if number == len(matrices) - 1 else formats.attention
+        yield Part(model.num_layers * copies, outputs, inputs, stored)
     wide = ((model.num_layers - mixture.layers, model.intermediate_size), (mixture.layers, mixture.shared))
     for layers, size in wide:
         if layers and size:
-            yield Part(layers * division.data, 2 * size, hidden, body)
-            yield Part(layers * division.data, hidden, size, body)
+            yield Part(layers * division.data, 2 * size, hidden, formats.dense)
+            yield Part(layers * division.data, hidden, size, formats.dense)
     yield Part(mixture.layers * division.devices, mixture.count, hidden, settings.dtype)  # routers
 
 
 def _experts(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
     mixture, hidden = model.experts, model.hidden_size
-    _, stored = model.formats(settings.weights, settings.dtype)
+    stored = model.formats(settings.weights, settings.dtype).experts
     yield Part(mixture.layers * mixture.count, 2 * mixture.size, hidden, stored)
     yield Part(mixture.layers * mixture.count, hidden, mixture.size, stored)
 

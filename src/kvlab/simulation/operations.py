@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvlab.models.config import DecoderConfig
-from kvlab.models.sparse import Latent, SparseConfig
+from kvlab.models.sparse import Formats, Latent, SparseConfig
 from kvlab.simulation.tables import MeasuredTables, UnmeasuredError
 
 FEW = 256  # tokens up to which shared experts are computed beside the others, on a stream of their own (vLLM)
@@ -57,16 +57,15 @@ def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weigh
     return Operations(linear, [norms], linear, links, head, *_attention(tables, model, heads, kv_heads, kv))
 
 
-def sparse_operations(
-    tables: MeasuredTables, model: SparseConfig, weights: str, experts: str, kv: str
-) -> Operations:
-    """Of a mixture of experts on the devices of its division; `weights` and `experts` are types of matrices. Raises
+def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Formats, kv: str) -> Operations:
+    """Of a mixture of experts on the devices of its division; `formats` are types of the tables. Raises
     UnmeasuredError for a type of experts, or of K and V.
     """
     make, types, division, mixture = tables.operations, tables.types, model.division, model.experts
     hidden, layers, tensor = model.hidden_size, model.num_layers, division.tensor
     heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
-    mode, plain, vocabulary = types.GEMMQuantMode[weights], types.GEMMQuantMode.bfloat16, model.vocab_size // tensor
+    modes = types.GEMMQuantMode
+    mode, plain, vocabulary = modes[formats.dense], modes.bfloat16, model.vocab_size // tensor
     linear = [make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED)]
     norms = [make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)]
     if dense := layers - mixture.layers:
@@ -74,14 +73,16 @@ def sparse_operations(
     if model.latent is None:
         decode, prefill = _attention(tables, model, heads, kv_heads, kv)
         linear += [
-            make.GEMM("qkv", layers, (heads + 2 * kv_heads) * model.head_dim, hidden, mode),
-            make.GEMM("output", layers, hidden, heads * model.head_dim, mode, low_precision_input=True),
+            make.GEMM("qkv", layers, (heads + 2 * kv_heads) * model.head_dim, hidden, modes[formats.attention]),
+            make.GEMM(
+                "output", layers, hidden, heads * model.head_dim, modes[formats.output], low_precision_input=True
+            ),
         ]
     else:
-        projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, weights, kv)
+        projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, formats, kv)
         linear += projections
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
-    chosen = measured_experts(tables, model, experts)
+    chosen = measured_experts(tables, model, formats.experts)
     shared = mixture.shared // tensor
     beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
     head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
@@ -138,11 +139,13 @@ def _attention(
 
 
 def _latent_attention(
-    tables: MeasuredTables, model: SparseConfig, latent: Latent, heads: int, weights: str, kv: str
+    tables: MeasuredTables, model: SparseConfig, latent: Latent, heads: int, formats: Formats, kv: str
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Projections of all tokens, and what is left of a layer in decode and in prefill."""
+    """Projections of all tokens, and what is left of a layer in decode and in prefill. Measured as a whole, the
+    output's projection is in the type of the others.
+    """
     make, types = tables.operations, tables.types
-    mode, kv_type = types.GEMMQuantMode[weights], types.KVCacheQuantMode[kv]
+    mode, kv_type = types.GEMMQuantMode[formats.attention], types.KVCacheQuantMode[kv]
     computed = types.FMHAQuantMode.bfloat16
     attend = make.GenerationMLA("decode", 1, heads, kv_type)
     if not tables.has(attend, prefill=False):
@@ -161,6 +164,12 @@ def _latent_attention(
     projections = [
         make.GEMM("down", model.num_layers, down, model.hidden_size, mode),
         *([make.GEMM("queries", model.num_layers, up, rank, mode)] if rank else []),
-        make.GEMM("output", model.num_layers, model.hidden_size, heads * latent.value, mode),
+        make.GEMM(
+            "output",
+            model.num_layers,
+            model.hidden_size,
+            heads * latent.value,
+            types.GEMMQuantMode[formats.output],
+        ),
     ]
     return projections, [absorb[0], attend, absorb[1]], [spread, attend_all]

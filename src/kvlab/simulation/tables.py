@@ -29,9 +29,25 @@ _COMMONEST = (32, 8)  # heads of queries, and of K and V
 #: since when it does by itself (its allreduce_rms_fusion.py; vllm-project/vllm 34299).
 _FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 4.0}}
 _FUSED_SINCE = (0, 17)
-#: Whose products stand for such in fp8 by blocks as vLLM's tables have them: each was measured there with its
-#: launch, 55 us on a Hopper's host and 150 on a Blackwell's, which graphs do without. All have DeepGEMM's kernels.
-_LAUNCHED, _GRAPHED = ("vllm", "fp8_block"), ("sglang", "trtllm")
+
+
+class StandIn(NamedTuple):
+    """Operations that are taken from tables of other frameworks."""
+
+    kinds: tuple[str, ...]  # of the package's classes
+    mode: str  # their type
+    frameworks: tuple[str, ...]
+
+
+#: Whose operations stand for such of a type as a framework's tables have them. vLLM's products in fp8 by blocks
+#: were measured with their launch, 55 us on a Hopper's host and 150 on a Blackwell's, which graphs do without; all
+#: have DeepGEMM's kernels. TensorRT-LLM's in nvfp4 take 2.3 us for each 1,024 inputs, as long for 1,280 outputs as
+#: for 10,240: those of a kernel that its tuner, which a server runs when it starts, leaves for others. Its experts
+#: in nvfp4 are CUTLASS's beyond 128 tokens, where servers are told to take its own kernels, which SGLang has, too.
+_STAND_INS = {
+    "vllm": StandIn(("GEMM",), "fp8_block", ("sglang", "trtllm")),
+    "trtllm": StandIn(("GEMM", "MoE"), "nvfp4", ("sglang", "vllm")),
+}
 
 
 class Compiled(NamedTuple):
@@ -88,26 +104,46 @@ class MeasuredTables:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""
         self._engine._resolve_attention_lane_orders(operations, self._database, None)
         make: Callable[[Sequence[Any]], str] = self._engine.build_ops_json
-        others = [operation for operation in operations if self._is_launched(operation)]
-        if not others or self._graphed is None:
+        others = [operation for operation in operations if self._is_replaced(operation)]
+        if not others:
             return Compiled(make(operations))
         return Compiled(make([each for each in operations if each not in others]), make(others))
 
-    def _is_launched(self, operation: Any) -> bool:
-        mode = getattr(operation, "_quant_mode", None)
-        is_product = isinstance(operation, self.operations.GEMM)
-        return is_product and (self.framework, getattr(mode, "name", None)) == _LAUNCHED
+    def _is_replaced(self, operation: Any) -> bool:
+        if (stand_in := _STAND_INS.get(self.framework)) is None:
+            return False
+        parts = [operation]
+        if isinstance(operation, self.operations.OverlapOp):  # of experts and what is beside them
+            parts = [part for part in operation._group_a if isinstance(part, self.operations.MoE)]
+        kinds = tuple(getattr(self.operations, kind) for kind in stand_in.kinds)
+        return any(
+            isinstance(part, kinds)
+            and getattr(getattr(part, "_quant_mode", None), "name", None) == stand_in.mode
+            and self._stands_in(part)
+            for part in parts
+        )
+
+    def _stands_in(self, operation: Any) -> bool:
+        """Whether the other framework's tables have it."""
+        if self._stand_in is None:
+            return False
+        try:
+            self._seconds(self._stand_in, self._engine.build_ops_json([operation]), 1, 1, 0, True)
+        except UnmeasuredError:
+            return False
+        return True
 
     @cached_property
-    def _graphed(self) -> Any:
+    def _stand_in(self) -> Any:
         """Tables of another framework that have such products; None where there are none."""
-        product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[_LAUNCHED[1]])
+        _, mode, frameworks = _STAND_INS[self.framework]
+        product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[mode])
         spec = self._engine.build_ops_json([product])
-        for framework in _GRAPHED:
+        for framework in frameworks:
             with suppress(UnmeasuredError):
                 handle, version = self._other(framework)
                 self._seconds(handle, spec, 1, 1, 0, True)
-                self.name += f", {_LAUNCHED[1]} of {framework} {version}"
+                self.name += f", {mode} of {framework} {version}"
                 return handle
         return None
 
@@ -125,7 +161,7 @@ class MeasuredTables:
         """
         seconds = self._seconds(self._handle, spec.own, batch, tokens, prefix, prefill)
         if spec.others is not None:
-            seconds += self._seconds(self._graphed, spec.others, batch, tokens, prefix, prefill)
+            seconds += self._seconds(self._stand_in, spec.others, batch, tokens, prefix, prefill)
         return seconds
 
     def link_seconds(self, spec: Compiled, tokens: int) -> float:

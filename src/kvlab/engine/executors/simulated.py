@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
+from kvlab.config.executor import QUANTISED
 from kvlab.core import SequenceSpec
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
@@ -106,7 +107,8 @@ class SimulatedExecution(ExecutorKind):
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         if config.executor.weights == "compact":
-            text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
+            known = ", ".join(("auto", *QUANTISED))
+            text = f"is a format of kvlab's kernels for CPUs; simulated devices have one of {known}"
             raise ConfigError("executor.weights", "compact", text)
         check_links(config, hardware)
         kv = config.kv

@@ -38,8 +38,8 @@ from kvlab.planning.plan import plan_memory
 from kvlab.planning.settings import (
     memory_settings,
     refuse_devices,
-    refuse_fp8,
     refuse_packed,
+    refuse_simulated,
     refuse_split,
     resolve_device,
 )
@@ -92,7 +92,7 @@ class TorchExecution(ExecutorKind):
         if config.hardware is not None:
             raise ConfigError("hardware", config.hardware.name, "can only be simulated; use executor=simulated")
         refuse_devices(config, "devices can only be simulated; use executor=simulated")
-        refuse_fp8(config)
+        refuse_simulated(config)
         device, ranks = resolve_device(config.executor.device), config.executor.tensor_parallel
         _check_devices(device, ranks)
         threads = resolve_threads(config.executor.threads, ranks if device == "cpu" else 1)

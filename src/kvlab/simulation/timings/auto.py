@@ -20,5 +20,6 @@ class AutoTiming(Timing):
             return TIMINGS.get("silicon").of(deployment)
         except ConfigError as error:
             timing = TIMINGS.get("roofline").of(deployment)
-            object.__setattr__(timing, "because", f"no operations were measured: {error}")
+            known = f"; {timing.because}" if timing.because else ""
+            object.__setattr__(timing, "because", f"no operations were measured: {error}{known}")
             return timing

@@ -4,8 +4,9 @@ A step over T tokens of B sequences on N devices, each of which has 1/N of every
 
     linear      max(bytes of the weights / bandwidth, 2 x weights x T / arithmetic)
                 a mixture of E experts, k to a token, reads E (1 - (1 - k / E)^T) of them, and has the weights of k
-                the output layer's rows are those that are sampled; weights in fp8 are multiplied in fp8 where the
-                device has arithmetic for it, else as the activations are, and so is the output layer
+                the output layer's rows are those that are sampled; weights in fp8 and nvfp4 are multiplied in fp8
+                and fp4 where the device has arithmetic for it, else as the activations are (Marlin's kernels), and
+                so are weights in int4_wo and the output layer
     attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
                 a pair is a query and a token it attends to; over latents of rank r, with p numbers of positions,
                 2 x heads x (2 r + p) operations in decode, and in prefill those of the heads that are made of them
@@ -38,6 +39,7 @@ from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
 Rates = NDArray[np.float64]
 Number = TypeVar("Number", float, Rates)
+_MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}  # formats of weights, by arithmetic of their own
 LAUNCHES = 8  # two norms, QKV, rotation and cache write, attention, output, gate and up, down
 
 
@@ -69,6 +71,8 @@ class RooflineTiming(StepTiming):
     kv_bytes_per_token: int  # of all layers and devices
     body_dtype: str | None = None  # of the products with the weights, all but the output layer's; None: `dtype`
     expert_bytes: float = 0.0  # of the body's, those of the experts that are chosen among
+    expert_dtype: str | None = None  # of the products with these; None: as the body's
+    because: str | None = None
 
     description = "roofline"
 
@@ -84,10 +88,16 @@ class RooflineTiming(StepTiming):
         if deployment.devices > 1 and not hardware.link_gb_s:
             text = f"{hardware.name} has no hardware.link_gb_s"
             raise ConfigError("executor.tensor_parallel", deployment.devices, text)
-        stored = {executor.weights}
+        stored, experts = {executor.weights}, executor.weights
         if isinstance(deployment.model, SparseConfig):
-            stored = set(deployment.model.formats(executor.weights, executor.dtype))
-        in_fp8 = stored <= {"fp8", "fp8_block"} and "fp8" in hardware.tflops
+            formats = deployment.model.formats(executor.weights, executor.dtype)
+            stored, experts = set(formats), formats.experts
+        multiplied = {_MULTIPLIED.get(each) for each in stored}
+        body = next(iter(multiplied)) if len(multiplied) == 1 else None
+        chosen = _MULTIPLIED.get(experts) if body is None else None
+        because = None
+        if "nvfp4" in stored and "fp4" not in hardware.tflops:
+            because = f"{hardware.name} has no arithmetic in fp4: nvfp4 is multiplied in {executor.dtype}"
         return cls(
             deployment.model,
             hardware,
@@ -96,8 +106,10 @@ class RooflineTiming(StepTiming):
             deployment.body_bytes,
             deployment.head_bytes,
             deployment.kv_bytes_per_token,
-            "fp8" if in_fp8 else None,
+            body if body in hardware.tflops else None,
             deployment.expert_bytes,
+            chosen if chosen == "fp4" and chosen in hardware.tflops else None,
+            because,
         )
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
@@ -114,9 +126,11 @@ class RooflineTiming(StepTiming):
         model, hardware, tokens = self.model, self.hardware, int(new_tokens.sum())
         read_s, flop_s = self._read_s, self._flop_s(self.dtype)
         body, head = model.active_parameters, model.vocab_size * model.hidden_size
-        linear = max(
-            self._body_read(tokens) * read_s, 2 * body * tokens * self._flop_s(self.body_dtype or self.dtype)
-        )
+        linear_s = self._flop_s(self.body_dtype or self.dtype)
+        multiplying = 2 * body * tokens * linear_s
+        if self.expert_dtype is not None and isinstance(model, SparseConfig):
+            multiplying -= 2 * model.chosen_parameters * tokens * (linear_s - self._flop_s(self.expert_dtype))
+        linear = max(self._body_read(tokens) * read_s, multiplying)
         if sampled:
             linear += max(self.head_bytes * read_s, 2 * head * sampled * flop_s)
         read, pairs = self._attended(new_tokens, lengths)

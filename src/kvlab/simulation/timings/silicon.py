@@ -30,7 +30,7 @@ import numpy as np
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
-from kvlab.models.sparse import Division, SparseConfig
+from kvlab.models.sparse import Division, Formats, SparseConfig
 from kvlab.simulation.accuracy import how_sure
 from kvlab.simulation.operations import FEW, measured_experts, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
@@ -43,6 +43,8 @@ _OF_SPARSE = "experts are loaded by the power law of their measurements"
 _DENSE_ALONE = "the errors that are known are of dense models"  # fewer mixtures than an interval takes
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
+_WEIGHTS |= {name: name for name in ("nvfp4", "int4_wo")}
+_GROUPED = {"int4_wo_g32": "int4_wo"}  # groups of numbers that share a scale are not told apart
 _FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
 _KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
@@ -60,16 +62,16 @@ class SiliconTiming(StepTiming):
         devices: int,
         weights: str,
         kv: str,
-        experts: str | None = None,
+        formats: Formats | None = None,
         beyond_us: float = 0.0,
     ) -> None:
-        """`experts`: the type of a mixture's; `beyond_us`: what a row takes on these devices beyond the
+        """`formats`: types of a mixture's matrices; `beyond_us`: what a row takes on these devices beyond the
         measured operations. Raises UnmeasuredError for shapes and types that the tables lack."""
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
         self.because = how_sure(tables.framework, tables.device)
         if isinstance(model, SparseConfig):
-            found = sparse_operations(tables, model, weights, experts or weights, kv)
+            found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
             self._groups = model.division.data
             self.because = _OF_SPARSE if tables.framework == "vllm" else f"{_OF_SPARSE}; {_DENSE_ALONE}"
         else:
@@ -136,14 +138,17 @@ class SiliconTiming(StepTiming):
     def _of_sparse(
         cls, tables: MeasuredTables, model: SparseConfig, config: EngineConfig, types: dict[str, str], kv: str
     ) -> SiliconTiming:
+        types = types | _GROUPED
         stored = model.formats(config.executor.weights, config.executor.dtype)
-        weights, experts = (types.get(each, each) for each in stored)
-        experts = "fp8" if experts == "fp8_static" else experts
+        formats = Formats(*(types.get(each, each) for each in stored))
+        if formats.experts == "fp8_static":
+            formats = formats._replace(experts="fp8")
         try:
             beyond_us = config.framework.device_token_us / model.division.tensor
-            return cls(tables, model, model.division.devices, weights, kv, experts, beyond_us)
+            return cls(tables, model, model.division.devices, formats.attention, kv, formats, beyond_us)
         except UnmeasuredError:
-            raise _unmeasured_sparse(tables, config, model, (weights, experts, kv)) from None
+            stored_so = formats.attention, formats.experts, kv
+            raise _unmeasured_sparse(tables, config, model, stored_so) from None
 
     @property
     def description(self) -> str:
