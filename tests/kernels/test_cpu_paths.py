@@ -22,6 +22,7 @@ FULL_RATE = {"avx512": Rates(60, 170), "avx512-bf16": Rates(90, 330)}
 TILES = {**HALF_RATE, "amx": Rates(50, 1100)}
 SLOW_TILES = {**FULL_RATE, "amx": Rates(95, 160)}
 MIXED = "avx512-bf16 up to 8 rows, avx512 above"
+FORMATS = (WeightFormat.PLAIN, WeightFormat.INT8, WeightFormat.COMPACT)
 COUNTS = (1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 19, 24, 25)
 
 
@@ -154,7 +155,7 @@ def every_choice(library: ctypes.CDLL) -> list[Paths]:
 
 
 @folded
-@pytest.mark.parametrize("format", WeightFormat)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (70, 96), (1000, 64), (64, 1023), (300, 2080)]
 )

@@ -33,6 +33,7 @@ class WeightFormat(IntEnum):
     PLAIN = 0  # as it is, in bfloat16 or float32
     INT8 = 1  # of bfloat16, with a scale for each output
     COMPACT = 2  # bfloat16 in 12 bits, without loss
+    INT8_W8A8 = 3  # as INT8; products round rows of x to int8, too, and are summed in integers
 
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
