@@ -10,8 +10,9 @@ from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
 # fp8: of simulated devices; a scale for each output, as int8 has
-WEIGHTS = ("auto", "plain", "compact", "int8", "fp8")
-PACKED_WEIGHTS = ("compact", "int8")  # formats of kvlab's kernels for CPUs
+WEIGHTS = ("auto", "plain", "compact", "int8", "int8_w8a8", "fp8")
+PACKED_WEIGHTS = ("compact", "int8", "int8_w8a8")  # formats of kvlab's kernels for CPUs
+W8A8 = "int8_w8a8"  # products in integers: activations are rounded to int8, too, with a scale for each token
 DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("ragged", "per_sequence")
 
@@ -37,7 +38,7 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels; simulated: a device; playback: a recorded run
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8; fp8; auto: plain or compact
+    weights: str = "auto"  # plain: in dtype; compact: exact, 12 bits; int8, int8_w8a8, fp8; auto: plain or compact
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads of each process; null: all cores that it may use, shared
     tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
@@ -75,4 +76,9 @@ class ExecutorConfig:
     @property
     def weights_dtype(self) -> str:
         """What the numbers of the matrices are rounded to."""
-        return self.weights if self.weights in ("int8", "fp8") else self.dtype
+        return self.weights if self.weights in ("int8", W8A8, "fp8") else self.dtype
+
+    @property
+    def products(self) -> str:
+        """What products with the matrices multiply: `dtype`, to which other formats are widened, or `int8_w8a8`."""
+        return W8A8 if self.weights == W8A8 else self.dtype

@@ -105,9 +105,6 @@ class SimulatedExecution(ExecutorKind):
         chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
-        if config.executor.weights == "compact":
-            text = "is a format of kvlab's kernels for CPUs; simulated devices have auto, int8 or fp8"
-            raise ConfigError("executor.weights", "compact", text)
         check_links(config, hardware)
         kv = config.kv
         if kv.num_blocks is None and kv.memory is None:

@@ -20,6 +20,9 @@ TILE_SIDE = 16
 #: Products of at most so many rows count as those of few rows when instructions are chosen.
 FEW_ROWS = 8
 
+#: Products in integers, for `kvlab_multiply_in_registers`.
+INT8_PATH = 3
+
 #: The largest head that `rotate_and_store` takes.
 MAX_HEAD_DIM = 512
 
@@ -106,6 +109,7 @@ CONSTANTS = {
     "TILE_SIDE": TILE_SIDE,
     "FEW_ROWS": FEW_ROWS,
     "MAX_HEAD_DIM": MAX_HEAD_DIM,
+    "INT8_PATH": INT8_PATH,
     "PLAIN": PLAIN,
     **dict(zip(("INT8", "FP8_E4M3", "FP8_E5M2", "INT4"), KV_FORMATS.values(), strict=True)),
     **{kind.name: kind.value for kind in PartKind},
