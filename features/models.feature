@@ -417,3 +417,27 @@ Feature: The model computes what transformers computes
         | executor.weights=compact executor.dtype=float32                           | executor.weights=compact: is for executor.dtype=bfloat16, not float32          |
         | executor.weights=compact executor.dtype=bfloat16 executor.kernels=false   | executor.weights=compact: is computed by a kernel ... executor.weights=auto    |
         | executor.weights=compact executor=simulated hardware=h100_sxm             | executor.weights=compact: is a format of kvlab's kernels for CPUs              |
+
+  Rule: Products of int8 with int8 say what multiplies them, and what they cost
+
+    @R31.13
+    Scenario: Activations in int8 beside weights in int8
+      When I run "executor.dtype=bfloat16 executor.weights=int8 workload.num_requests=3" on a tiny model
+      And I run "executor.dtype=bfloat16 executor.weights=int8_w8a8 workload.num_requests=3" on a tiny model
+      Then all 3 requests were completed
+      And the message says "in int8_w8a8"
+      And the message says "products in int8 by"
+      And each has more "quality/kl_mean" than the one before
+      And a number of a matrix takes 8 bits in memory with "executor.weights=int8", and 8 with "executor.weights=int8_w8a8"
+
+    @R31.14
+    Scenario Outline: <settings>
+      When I run "<settings>" on a tiny model
+      Then the command fails without a traceback
+      And the message says "<message>"
+
+      Examples:
+        | settings                                                                  | message                                                                        |
+        | executor.weights=int8_w8a8 executor.dtype=float32                         | executor.weights=int8_w8a8: is for executor.dtype=bfloat16, not float32        |
+        | executor.weights=int8_w8a8 executor.dtype=bfloat16 executor.kernels=false | executor.weights=int8_w8a8: is computed by a kernel ... executor.weights=auto  |
+        | executor.weights=int8_w8a8 executor=simulated hardware=h100_sxm           | executor.weights=int8_w8a8: is a format of kvlab's kernels for CPUs            |

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvlab.errors import KernelError
-from kvlab.kernels.cpu.native import instruction_set, load
+from kvlab.kernels.cpu.native import instruction_set, int8_path, load
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
@@ -40,7 +40,7 @@ def cpu_architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     name: str = request.param
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    own = instruction_set()
+    own = instruction_set(), int8_path()
     if name != "native":
         if os.uname().machine != "x86_64":
             pytest.skip("not an x86 machine")
@@ -49,8 +49,8 @@ def cpu_architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
             load()
         except KernelError as error:  # this processor lacks its instructions
             pytest.skip(str(error))
-        if instruction_set() == own:
-            pytest.skip(f"native kernels use {own} already")
+        if (instruction_set(), int8_path()) == own:
+            pytest.skip(f"native kernels use {own[0]} already")
     return name
 
 

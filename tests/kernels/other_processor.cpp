@@ -30,7 +30,8 @@ float wide(uint16_t x) {
     return result;
 }
 
-// Whether a product is right up to one rounding. The weight's rows are read back: int8 has changed them.
+// Whether a product is right up to one rounding, of int8_w8a8 also that of x. The weight's rows are read back: int8 has
+// changed them.
 bool agrees(int rows, int outputs, int inputs, int format) {
     std::vector<uint16_t> weight(outputs * inputs), x(rows * inputs), out(rows * outputs), read(outputs * inputs);
     std::vector<char> packed(kvlab_packed_linear_bytes(outputs, inputs, format, 2) + 64);
@@ -39,14 +40,16 @@ bool agrees(int rows, int outputs, int inputs, int format) {
     for (auto& each : weight) each = narrow(number());
     for (auto& each : x) each = narrow(number());
     for (int i = 0; i < outputs; ++i) ids[i] = i;
-    if (format == WEIGHT_INT8)
-        kvlab_pack_linear_int8(weight.data(), outputs, inputs, packed.data(), scales.data(), 1);
+    const bool in_int8 = format != WEIGHT_PLAIN;
+    if (in_int8)
+        kvlab_pack_linear_int8(weight.data(), outputs, inputs, format, packed.data(), scales.data(), 1);
     else
         kvlab_pack_linear(weight.data(), outputs, inputs, packed.data(), 2, 1);
-    const float* scale = format == WEIGHT_INT8 ? scales.data() : nullptr;
+    const float* scale = in_int8 ? scales.data() : nullptr;
     const LinearWeight whole{packed.data(), scale, nullptr, outputs, inputs, format, 2};
     kvlab_packed_rows(&whole, ids.data(), outputs, read.data(), 1);
-    if (format != WEIGHT_INT8 && read != weight) return false;
+    if (!in_int8 && read != weight) return false;
+    const double error = format == WEIGHT_INT8_W8A8 ? 1.2e-2 : 4e-3;
     kvlab_linear(x.data(), inputs, rows, &whole, out.data(), false, 2);
     for (int row = 0; row < rows; ++row)
         for (int output = 0; output < outputs; ++output) {
@@ -56,7 +59,7 @@ bool agrees(int rows, int outputs, int inputs, int format) {
                 exact += each;
                 size += std::fabs(each);
             }
-            if (std::fabs(wide(out[row * outputs + output]) - exact) > 4e-3 * (std::fabs(exact) + size)) return false;
+            if (std::fabs(wide(out[row * outputs + output]) - exact) > error * (std::fabs(exact) + size)) return false;
         }
     return true;
 }
@@ -71,7 +74,7 @@ int main() {
             kvlab_choose_paths(0, few, many);
             for (const auto& shape : shapes)
                 for (int rows : {1, 2, 4, 7, 9, 13, 24, 26})
-                    for (int format : {WEIGHT_PLAIN, WEIGHT_INT8}) {
+                    for (int format : {WEIGHT_PLAIN, WEIGHT_INT8, WEIGHT_INT8_W8A8}) {
                         ++tried;
                         if (agrees(rows, shape[0], shape[1], format)) continue;
                         ++failed;

@@ -12,7 +12,7 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu import native, paths
-from kvlab.kernels.cpu.interface import WeightFormat
+from kvlab.kernels.cpu.interface import INT8_PATH, WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.paths import Paths, Rates, choose, choose_for, take
 from tests.kernels.grids import folded
@@ -22,6 +22,7 @@ FULL_RATE = {"avx512": Rates(60, 170), "avx512-bf16": Rates(90, 330)}
 TILES = {**HALF_RATE, "amx": Rates(50, 1100)}
 SLOW_TILES = {**FULL_RATE, "amx": Rates(95, 160)}
 MIXED = "avx512-bf16 up to 8 rows, avx512 above"
+FORMATS = (WeightFormat.PLAIN, WeightFormat.INT8, WeightFormat.COMPACT)
 COUNTS = (1, 2, 3, 4, 7, 8, 9, 12, 13, 16, 19, 24, 25)
 
 
@@ -154,7 +155,7 @@ def every_choice(library: ctypes.CDLL) -> list[Paths]:
 
 
 @folded
-@pytest.mark.parametrize("format", WeightFormat)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (70, 96), (1000, 64), (64, 1023), (300, 2080)]
 )
@@ -185,7 +186,7 @@ def test_a_measurement_is_of_this_world(library: ctypes.CDLL) -> None:
 
 
 def test_operations_in_registers_are_counted(library: ctypes.CDLL) -> None:
-    for index, _ in enumerate(paths._names(library)):
+    for index in (*range(len(paths._names(library))), INT8_PATH):
         once = library.kvlab_multiply_in_registers(index, 10, 1)
         assert once > 0
         assert library.kvlab_multiply_in_registers(index, 20, 1) == 2 * once

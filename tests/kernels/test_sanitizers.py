@@ -14,7 +14,7 @@ import torch
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
-CHECKED = ("attention", "linear", "elementwise", "topk", "paths")
+CHECKED = ("attention", "linear", "int8", "elementwise", "topk", "paths")
 ARCHITECTURES = ("native", "x86-64-v3", "x86-64 and not x86-64-v3")  # as pytest's -k takes them
 WHOLE = os.environ.get("KVLAB_SANITIZE") == "all"
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"

@@ -55,6 +55,15 @@ class TestWeights:
         assert plan.model.num_parameters == matrices + norms
         assert plan.weights.parameters == matrices + 4 * outputs + 2 * norms
 
+    def test_activations_in_int8_take_no_bytes_of_the_weights(self) -> None:
+        one, other = (plan_engine(compose_run(*TINY, f"executor.weights={name}")) for name in ("int8", "int8_w8a8"))
+        assert one.weights == other.weights
+        assert (one.weights_format, other.weights_format) == ("int8", "int8_w8a8")
+
+    def test_its_roofline_is_that_of_products_in_integers(self) -> None:
+        names = [compose_run(*TINY, f"executor.weights={name}").executor.products for name in ("int8", "int8_w8a8")]
+        assert names == ["bfloat16", "int8_w8a8"]
+
     def test_an_embedding_of_its_own_stays_in_bfloat16(self) -> None:
         tied, untied = (
             plan_engine(
@@ -87,7 +96,13 @@ class TestWeights:
 
 class TestQuality:
     @pytest.mark.parametrize(
-        "settings", [("kv.dtype=int8",), ("executor.weights=int8",), ("kv.dtype=int8", "executor.weights=int8")]
+        "settings",
+        [
+            ("kv.dtype=int8",),
+            ("executor.weights=int8",),
+            ("executor.weights=int8_w8a8",),
+            ("kv.dtype=int8", "executor.weights=int8"),
+        ],
     )
     def test_a_run_serves_its_requests_and_logs_what_int8_costs(
         self, settings: tuple[str, ...], tmp_path: Path

@@ -125,6 +125,8 @@ def test_a_way_to_multiply_that_was_asked_for_is_taken(monkeypatch: pytest.Monke
         ("avx512-bf16, amx", "sse2 avx2", "x86-64-v3"),
         ("avx512", "sse2 avx2 avx512f", "x86-64-v3"),
         ("avx2", "sse2", "x86-64"),
+        ("avx512-vnni", "sse2 avx2 avx512dq", "x86-64-v3"),
+        ("avx-vnni", "sse2 avx2", "x86-64-v3"),
     ],
 )
 def test_instructions_that_the_processor_has_not_are_refused(
@@ -133,7 +135,8 @@ def test_instructions_that_the_processor_has_not_are_refused(
     """Used, they would end the process without a word."""
     monkeypatch.setenv("KVLAB_CPU_ARCH", "some-processor")
     monkeypatch.setattr(native, "_find_or_build", lambda *_: None)
-    monkeypatch.setattr(native, "_instruction_set", lambda _: built_for)
+    monkeypatch.setattr(native, "_instruction_set", lambda _: "avx2" if "vnni" in built_for else built_for)
+    monkeypatch.setattr(native, "_int8_path", lambda _: built_for)
     monkeypatch.setattr(native, "_cpu", lambda: f"x86_64flags : {flags}")
     with caplog.at_level(logging.WARNING), pytest.raises(KernelError) as refusal:
         native.load()

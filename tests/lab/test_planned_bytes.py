@@ -10,6 +10,7 @@ import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.backends.concat import ConcatAttention
+from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.executors.torch import build_decoder
 from kvlab.engine.plan import EnginePlan
@@ -112,13 +113,14 @@ class TestWeights:
             ("bfloat16", "plain"),
             ("bfloat16", "compact"),
             ("bfloat16", "int8"),
+            ("bfloat16", "int8_w8a8"),
             ("float32", "auto"),
             ("float16", "auto"),
         ],
     )
     @pytest.mark.parametrize("name", SMALL)
     def test_equal_the_tensors_of_a_loaded_model(self, name: str, dtype: str, weights: str, kernels: str) -> None:
-        if weights in ("compact", "int8") and kernels == "false":
+        if weights in PACKED_WEIGHTS and kernels == "false":
             pytest.skip("computed by kernels")
         if weights == "compact" and not load().kvlab_packed_linear_bytes(1, 32, WeightFormat.COMPACT, 2):
             pytest.skip("needs AVX-512")
@@ -181,7 +183,7 @@ class TestWeights:
         wider = weights.norms // 2 if model.norm_offset else 0
         assert weights.parameters == 2 * model.num_parameters + wider
 
-    @pytest.mark.parametrize("weights", ["plain", "compact", "int8"])
+    @pytest.mark.parametrize("weights", ["plain", "compact", "int8", "int8_w8a8"])
     @pytest.mark.parametrize("name", MODELS)
     def test_equal_what_the_kernels_pack_every_model_into(self, name: str, weights: str) -> None:
         plan = planned(f"model={name}", f"executor.weights={weights}", memory=256 * GIB)

@@ -74,7 +74,7 @@ def test_a_folder_that_others_may_write_to_is_left_alone(measured: list[str], tm
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8_w8a8"])
 def test_a_measurement_is_of_this_world(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_rates, "_SHAPES", ((64, 64),))
     monkeypatch.setattr(machine_rates, "_ROUNDS_S", 0.0)

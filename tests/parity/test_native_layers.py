@@ -70,6 +70,7 @@ def logits(model: TinyModel, ops: CpuOps, cache_dtype: str, dtype: str = "bfloat
         ("bfloat16", "bfloat16", "auto"),
         ("bfloat16", "int8+fp8_e5m2", "plain"),
         ("bfloat16", "bfloat16+int8", "int8"),
+        ("bfloat16", "bfloat16", "int8_w8a8"),
         ("float32", "float32", "auto"),
         ("float32", "int8+float32", "auto"),
     ],

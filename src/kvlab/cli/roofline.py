@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import bare_words, command, setting
 from kvlab.config import RunConfig
-from kvlab.config.executor import DTYPES
-from kvlab.errors import ConfigError
+from kvlab.config.executor import DTYPES, W8A8
+from kvlab.errors import ConfigError, KernelError
 
 if TYPE_CHECKING:
     from kvlab.lab.results.records import RunRecord
@@ -69,7 +69,7 @@ def _show_run(directory: Path, *, again: bool) -> None:
     run, config = read_run(directory)
     facts = run.facts
     torch.set_num_threads(facts["threads"])
-    rates = _rates(config.executor.dtype, again=again)
+    rates = _rates(config.executor.products, again=again)
     if facts["machine"] != describe("cpu"):
         print(f"warning: the run was on {facts['machine']}, the rates are those of {describe('cpu')}")
     costs = RunCosts(decoder_config(config.model), facts["bytes_per_weight"], facts["kv_bytes_per_token"])
@@ -102,6 +102,17 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
+def _in_int8() -> tuple[str, ...]:
+    """Products in integers, which only kvlab's kernels have."""
+    from kvlab.kernels.cpu.native import load
+
+    try:
+        load()
+    except KernelError:  # which `load` has logged
+        return ()
+    return (W8A8,)
+
+
 @command(__doc__, RooflineSettings, alone=True, written_out=bare_words("run"))
 def main(settings: RooflineSettings) -> int:
     import torch
@@ -109,7 +120,7 @@ def main(settings: RooflineSettings) -> int:
     from kvlab.engine.threads import resolve_threads
 
     torch.set_num_threads(resolve_threads(None))
-    for dtype in () if settings.run else DTYPES[:2]:
+    for dtype in () if settings.run else (*DTYPES[:2], *_in_int8()):
         _rates(dtype, again=settings.measure_again)
     for run in settings.run:
         _show_run(find_run(run), again=settings.measure_again)

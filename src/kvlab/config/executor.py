@@ -9,14 +9,10 @@ from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
 DTYPES = ("float32", "bfloat16", "float16")
-SIMULATED_WEIGHTS = (
-    "fp8",
-    "nvfp4",
-    "int4_wo",
-)  # of simulated devices: kvlab.planning.formats
-QUANTISED = ("int8", *SIMULATED_WEIGHTS)
-WEIGHTS = ("auto", "plain", "compact", *QUANTISED)
-PACKED_WEIGHTS = ("compact", "int8")  # formats of kvlab's kernels for CPUs
+SIMULATED_WEIGHTS = ("fp8", "nvfp4", "int4_wo")  # of simulated devices: kvlab.planning.formats
+W8A8 = "int8_w8a8"  # products in integers: activations are rounded to int8, too, with a scale for each token
+PACKED_WEIGHTS = ("compact", "int8", W8A8)  # formats of kvlab's kernels for CPUs
+WEIGHTS = ("auto", "plain", *PACKED_WEIGHTS, *SIMULATED_WEIGHTS)
 DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("ragged", "per_sequence")
 
@@ -42,7 +38,9 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels; simulated: a device; playback: a recorded run
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = "auto"  # plain, in dtype; compact (exact, 12 bits); int8; simulated: fp8, nvfp4, int4_wo too
+    weights: str = (
+        "auto"  # plain, in dtype; compact (exact, 12 bits); int8; int8_w8a8; simulated: fp8, nvfp4, int4_wo
+    )
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads of each process; null: all cores that it may use, shared
     tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
@@ -80,4 +78,9 @@ class ExecutorConfig:
     @property
     def weights_dtype(self) -> str:
         """What the numbers of the matrices are rounded to."""
-        return self.weights if self.weights in QUANTISED else self.dtype
+        return self.dtype if self.weights in ("auto", "plain", "compact") else self.weights
+
+    @property
+    def products(self) -> str:
+        """What products with the matrices multiply: `dtype`, to which other formats are widened, or `int8_w8a8`."""
+        return W8A8 if self.weights == W8A8 else self.dtype

@@ -95,7 +95,7 @@ class CapacityPlan(MemoryPlan):
                 "parameters": model.num_parameters,
                 "max_position_embeddings": model.max_position_embeddings,
                 **asdict(self.settings),
-                "int8_weights": self.settings.weights == "int8",
+                "int8_weights": self.settings.matrix_dtype == "int8",
             },
             "bytes_per_token": spec.bytes_per_token,
             "bytes_per_block": self.paged.block_size * self.paged.bytes_per_slot,
@@ -244,7 +244,7 @@ def _too_small(config: EngineConfig, plan: CapacityPlan, memory: int, block: int
     override, narrower = "", settings
     if settings.dtype == "float32":
         override, narrower = "executor.dtype=bfloat16", replace(settings, dtype="bfloat16")
-    elif settings.native and settings.weights != "int8":
+    elif settings.native and settings.matrix_dtype != "int8":
         override, narrower = "executor.weights=int8", replace(settings, weights="int8")
     spec = kv_spec(replace(config, executor=replace(config.executor, dtype=narrower.dtype)), model)
     less = plan_memory(model, spec, narrower)

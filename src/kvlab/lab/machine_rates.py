@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from kvlab.config.executor import W8A8
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import KernelError, OutputError
 from kvlab.kernels.cpu.attention import paged_attention
@@ -20,7 +21,7 @@ from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat
 from kvlab.kernels.cpu.memory import empty
 from kvlab.kernels.cpu.native import load
-from kvlab.kernels.cpu.paths import rates_in_registers
+from kvlab.kernels.cpu.paths import int8_rate_in_registers, rates_in_registers
 from kvlab.lab.files import write_text
 from kvlab.lab.machine import CpuWatch, describe, oversubscription
 from kvlab.lab.results.roofline import MachineRates
@@ -78,7 +79,8 @@ def _key(dtype: str) -> str:
 def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> MachineRates:
     """The best of several rounds. Memory larger than the caches is read in order, by a sum and by a product of one
     row, whichever is faster. Arithmetic is that of numbers in registers, by the fastest instructions. Products of
-    `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch, say what is left of it.
+    `rows` rows with weights of several shapes, by kvlab's kernels or PyTorch, say what is left of it. `dtype` may
+    be `int8_w8a8`: products in integers. Raises ConfigError for it where there are no kernels.
     """
     library, threads = _library(), torch.get_num_threads()
     source = empty((read_bytes // 8,), torch.int64).fill_(0x3C003C003C003C00)  # where weights and KV cache lie, too
@@ -86,14 +88,17 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     if library:
         seconds = min(seconds, _fastest(partial(_read_as_weight, library, source)))
     del source
-    kind: torch.dtype = getattr(torch, dtype)
-    ways = {ops.name: ops for ops in (select_ops(kind, "cpu"), TorchOps())}
+    kind: torch.dtype = torch.bfloat16 if dtype == W8A8 else getattr(torch, dtype)
+    own = select_ops(kind, "cpu", weights=W8A8 if dtype == W8A8 else "auto")
+    ways = {ops.name: ops for ops in ((own,) if dtype == W8A8 else (own, TorchOps()))}
     rate = 0.0
     for outputs, inputs in _SHAPES:
         weight, x = torch.full((outputs, inputs), 0.01, dtype=kind), torch.ones(rows, inputs, dtype=kind)
         for ops in ways.values():
             linear = ops.linear(weight)
             rate = max(rate, 2 * rows * outputs * inputs / _fastest(partial(linear, x)))
+    if dtype == W8A8 and library:
+        return MachineRates(read_bytes / seconds, max(rate, int8_rate_in_registers(library, threads)), rate)
     in_registers = list(rates_in_registers(library, threads).values()) if library else [0.0]
     able = in_registers if kind == torch.bfloat16 else in_registers[:1]  # float32 alone
     return MachineRates(read_bytes / seconds, max(rate, *able), rate)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
+from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -19,7 +20,13 @@ _MOST_DEVICES = 64
 
 
 def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPlan:
-    """The memory of an engine on simulated devices. Raises ConfigError for a model that they cannot divide."""
+    """The memory of an engine on simulated devices. Raises ConfigError for a model that they cannot divide, and for
+    weights in a format that they do not store.
+    """
+    if (weights := config.executor.weights) in ("compact", W8A8):
+        known = ", ".join(("auto", "int8", *SIMULATED_WEIGHTS))
+        text = f"is a format of kvlab's kernels for CPUs; simulated devices have one of {known}"
+        raise ConfigError("executor.weights", weights, text)
     model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
     plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
     return replace(plan, memory=memory_of_devices(config, hardware, plan.working))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
-from kvlab.config.executor import QUANTISED, SIMULATED_WEIGHTS
+from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig, WeightCounts
 from kvlab.models.ops.base import PART_BYTES
@@ -37,7 +37,7 @@ class EngineSettings:
     attention: str  # name of the backend
     native: bool  # whether kvlab's CPU kernels compute what is not attention
     onednn: bool  # whether PyTorch computes it in bfloat16, on a CPU with products of it: oneDNN packs the weights
-    weights: str  # "auto" and "plain": in `dtype`; "compact"; "int8"; fp8, nvfp4, int4_wo: all but the output layer
+    weights: str  # as executor.weights; fp8, nvfp4, int4_wo: of all but the output layer
     max_batched_tokens: int
     max_batch_size: int
     max_seq_len: int
@@ -56,12 +56,12 @@ class EngineSettings:
     @property
     def matrix_dtype(self) -> str:
         """What the matrices of the layers are stored in."""
-        return self.weights if self.weights in QUANTISED else self.dtype
+        return self.weights if self.weights in SIMULATED_WEIGHTS else self.output_dtype
 
     @property
     def output_dtype(self) -> str:
         """What the output layer is stored in: checkpoints in fp8 and in 4 bits leave it as it is."""
-        return "int8" if self.weights == "int8" else self.dtype
+        return "int8" if self.weights in ("int8", W8A8) else self.dtype
 
     @property
     def rows(self) -> int:
@@ -318,7 +318,8 @@ def matrices(model: DecoderConfig) -> Iterator[Matrix]:
 def _matrix_bytes(matrix: Matrix, dtype: str, settings: EngineSettings) -> int:
     if not settings.native:
         return matrix_bytes(matrix.outputs, matrix.inputs, dtype)[0]
-    outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // 2) * 2
+    together = 4 if settings.weights == W8A8 else 2
+    outputs, inputs = -(-matrix.outputs // _PANEL) * _PANEL, -(-matrix.inputs // together) * together
     if settings.weights == "compact" and inputs % _STEP == 0:  # compact_weight.hpp states the layout
         steps = inputs // _STEP
         exponents, exceptions = 16, 8 * (5 + steps // 4)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
-from kvlab.config.executor import QUANTISED
 from kvlab.core import SequenceSpec
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
@@ -106,10 +105,6 @@ class SimulatedExecution(ExecutorKind):
         chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
-        if config.executor.weights == "compact":
-            known = ", ".join(("auto", *QUANTISED))
-            text = f"is a format of kvlab's kernels for CPUs; simulated devices have one of {known}"
-            raise ConfigError("executor.weights", "compact", text)
         check_links(config, hardware)
         kv = config.kv
         if kv.num_blocks is None and kv.memory is None:

@@ -5,6 +5,8 @@
 
 #include "simd.hpp"
 
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
 // LANES int8 as float32.
 INLINE Floats floats_of(const int8_t* at) {
 #if defined(__AVX512F__)
@@ -12,7 +14,6 @@ INLINE Floats floats_of(const int8_t* at) {
 #elif defined(__AVX2__)
     return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 #else
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
     Bytes bytes;
     std::memcpy(&bytes, at, sizeof bytes);
     return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
@@ -41,12 +42,27 @@ INLINE Words bfloat16_of(const int8_t* at) {
 }
 #endif
 
+// x * by, rounded once to whole numbers, ties to even: adding 1.5 * 2^23 in the same operation, or 1.5 * 2^52 to the exact
+// product in double, leaves the integer in the low bits.
+INLINE Bytes rounded_product(Floats x, Floats by) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    const Floats shifted = (Floats)_mm512_fmadd_ps((__m512)x, (__m512)by, _mm512_set1_ps(12582912.0f));
+    return __builtin_convertvector(reinterpret_cast<Ints>(shifted), Bytes);
+#elif defined(__AVX2__) && defined(__FMA__)
+    const Floats shifted = (Floats)_mm256_fmadd_ps((__m256)x, (__m256)by, _mm256_set1_ps(12582912.0f));
+    return __builtin_convertvector(reinterpret_cast<Ints>(shifted), Bytes);
+#else
+    typedef double Doubles __attribute__((vector_size(LANES * 8)));
+    typedef int64_t Longs __attribute__((vector_size(LANES * 8)));
+    const Doubles exact = __builtin_convertvector(x, Doubles) * __builtin_convertvector(by, Doubles);
+    return __builtin_convertvector(reinterpret_cast<Longs>(exact + 6755399441055744.0), Bytes);
+#endif
+}
+
 // Convert `count` numbers to int8 and return their scale, which is NaN if one of them is not finite.
 template <class Element>
 INLINE float quantize(const Element* x, int count, int8_t* out) {
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
     constexpr float SMALLEST = 1e-30f;  // smaller magnitudes count as 0
-    const Floats shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Floats most{}, wrong{};
     for_each_vector(count, [&](int i, int lanes) {
         const Floats part = widen_some(x + i, lanes);
@@ -56,8 +72,7 @@ INLINE float quantize(const Element* x, int count, int8_t* out) {
     const float magnitude = largest(most);
     const Floats inverse = all(127.0f / (magnitude > SMALLEST ? magnitude : SMALLEST));
     for_each_vector(count, [&](int i, int lanes) {
-        const Floats shifted = widen_some(x + i, lanes) * inverse + shifter;
-        const Bytes bytes = __builtin_convertvector(reinterpret_cast<Ints>(shifted), Bytes);
+        const Bytes bytes = rounded_product(widen_some(x + i, lanes), inverse);
         std::memcpy(out + i, &bytes, lanes);
     });
     return magnitude / 127.0f + sum(wrong);

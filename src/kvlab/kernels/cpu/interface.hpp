@@ -16,6 +16,8 @@
     CONSTANT(WEIGHT_PLAIN, 0)    /* from here on: formats of a LinearWeight. Its elements */     \
     CONSTANT(WEIGHT_INT8, 1)     /* of bfloat16, with a scale for each output */                 \
     CONSTANT(WEIGHT_COMPACT, 2)  /* bfloat16 in 12 bits, see compact_weight.hpp */               \
+    CONSTANT(WEIGHT_INT8_W8A8, 3) /* as INT8, and rows of x are rounded to int8, too: linear_in_int8.hpp */ \
+    CONSTANT(INT8_PATH, 3)       /* of kvlab_multiply_in_registers: products in integers */      \
     CONSTANT(PLAIN, 0)           /* from here on: formats of K and V, see kv_formats.hpp */      \
     CONSTANT(INT8, 1)                                                                            \
     CONSTANT(FP8_E4M3, 2)                                                                        \
@@ -127,6 +129,7 @@
     FUNCTION(kvlab_multiplies_in_tiles) \
     FUNCTION(kvlab_choose_paths)        \
     FUNCTION(kvlab_paths)               \
+    FUNCTION(kvlab_int8_path)           \
     FUNCTION(kvlab_multiply_in_registers) \
     FUNCTION(kvlab_topk)                \
     FUNCTION(kvlab_use_formats)         \
@@ -159,7 +162,7 @@ void kvlab_rotate_and_store(void* qkv, const void* q_weight, const void* k_weigh
                             float* value_scales, int key_format, int value_format, int element_bytes, int weight_bytes, int threads);
 int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format, int element_bytes);
 void kvlab_pack_linear(const void* weight, int outputs, int inputs, void* packed, int element_bytes, int threads);
-void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
+void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, int format, void* packed, float* scales,
                             int threads);
 int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, int inputs, void* packed, int threads);
 void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids, int count, void* out, int threads);
@@ -169,9 +172,10 @@ void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearW
                         void* out, int out_in_tiles, int threads);
 int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, float* values,
                       int64_t* indices, int threads);
-int kvlab_multiplies_in_tiles(int inputs);
+int kvlab_multiplies_in_tiles(const LinearWeight* weight);
 void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pairs);
 const char* kvlab_paths();
+const char* kvlab_int8_path();
 int64_t kvlab_multiply_in_registers(int path, int64_t rounds, int threads);
 void kvlab_topk(const void* x, int64_t stride, int rows, int64_t size, int count, void* values, int64_t* indices,
                 int element_bytes, int threads);

@@ -20,6 +20,9 @@ TILE_SIDE = 16
 #: Products of at most so many rows count as those of few rows when instructions are chosen.
 FEW_ROWS = 8
 
+#: Products in integers, for `kvlab_multiply_in_registers`.
+INT8_PATH = 3
+
 #: The largest head that `rotate_and_store` takes.
 MAX_HEAD_DIM = 512
 
@@ -33,6 +36,7 @@ class WeightFormat(IntEnum):
     PLAIN = 0  # as it is, in bfloat16 or float32
     INT8 = 1  # of bfloat16, with a scale for each output
     COMPACT = 2  # bfloat16 in 12 bits, without loss
+    INT8_W8A8 = 3  # as INT8; products round rows of x to int8, too, and are summed in integers
 
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
@@ -105,6 +109,7 @@ CONSTANTS = {
     "TILE_SIDE": TILE_SIDE,
     "FEW_ROWS": FEW_ROWS,
     "MAX_HEAD_DIM": MAX_HEAD_DIM,
+    "INT8_PATH": INT8_PATH,
     "PLAIN": PLAIN,
     **dict(zip(("INT8", "FP8_E4M3", "FP8_E5M2", "INT4"), KV_FORMATS.values(), strict=True)),
     **{kind.name: kind.value for kind in PartKind},

@@ -33,8 +33,7 @@ double seconds() {
 // Whether a part reads x in tiles (see tiles.hpp). All products within it then do, and none has to put it there.
 bool reads_tiles(const LayerPart& part) {
     const auto both = [](const LinearWeight& first, const LinearWeight& second) {
-        return first.element_bytes == 2 && kvlab_multiplies_in_tiles(first.inputs) &&
-               kvlab_multiplies_in_tiles(second.inputs);
+        return kvlab_multiplies_in_tiles(&first) && kvlab_multiplies_in_tiles(&second);
     };
     if (part.kind == ATTENTION) {
         const auto& attention = *static_cast<const AttentionPart*>(part.at);

@@ -4,6 +4,7 @@
 // rows the arithmetic.
 
 #include "interface.hpp"
+#include "linear_in_int8.hpp"
 #include "linear_in_tiles.hpp"
 #include "linear_in_vectors.hpp"
 
@@ -27,7 +28,9 @@ bool in_tiles(int inputs) {
 #endif
 }
 
-bool is_in_tiles(const LinearWeight& weight) { return weight.element_bytes == 2 && in_tiles(weight.inputs); }
+bool is_in_tiles(const LinearWeight& weight) {
+    return weight.element_bytes == 2 && weight.format != WEIGHT_INT8_W8A8 && in_tiles(weight.inputs);
+}
 
 #if defined(KVLAB_TILES)
 // The largest output of each row, over the results of all threads.
@@ -63,7 +66,7 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
     linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads);
 }
 
-// `work` for the weight's format: its argument is a BFloat16, Int8 or Compact.
+// `work` for the weight's format: its argument is a BFloat16, Int8 or Compact. Products in integers go another way.
 template <class Work>
 void in_format(const LinearWeight& weight, Work work) {
     if (weight.format == WEIGHT_INT8) return work(Int8{});
@@ -84,6 +87,7 @@ ProductOf<Element> product_of(const LinearWeight& weight, int rows, void* out, b
 
 void multiply(const Product& product, const LinearWeight& weight, const void* x, int64_t x_stride, int threads) {
     const auto* from = static_cast<const uint16_t*>(x);
+    if (weight.format == WEIGHT_INT8_W8A8) return linear_in_int8(product, from, x_stride, weight.inputs, threads);
     in_format(weight, [&](auto format) { linear<decltype(format)>(product, from, x_stride, weight.inputs, threads); });
 }
 
@@ -96,8 +100,11 @@ extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pair
     chosen_paths = {tiles != 0, few_in_pairs != 0, many_in_pairs != 0};
 }
 
-// Whether products in bfloat16 with this number of inputs can read x in tiles, see tiles.hpp.
-extern "C" int kvlab_multiplies_in_tiles(int inputs) { return in_tiles(inputs); }
+// Whether products with this weight can read x in tiles, see tiles.hpp.
+extern "C" int kvlab_multiplies_in_tiles(const LinearWeight* weight) { return is_in_tiles(*weight); }
+
+// The instructions of products in integers.
+extern "C" const char* kvlab_int8_path() { return INT8_NAME; }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias, in the type of x or in float32. `x_stride`: elements between rows of
 // x, or IN_TILES.

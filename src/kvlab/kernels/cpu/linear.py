@@ -6,9 +6,12 @@ import ctypes
 
 import torch
 
+from kvlab.errors import KernelError
 from kvlab.kernels.cpu import memory
 from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat, address
 from kvlab.kernels.cpu.native import load
+
+_MOST_INPUTS = (2**31 - 1) // (255 * 127)  # of INT8_W8A8, whose weights are stored unsigned
 
 
 class PackedWeight:
@@ -16,9 +19,11 @@ class PackedWeight:
     vectors of outputs. Products take and give its type, and are summed in float32. A weight in float32 is PLAIN.
 
     INT8 rounds each output's weights to int8 with a scale, their largest magnitude / 127: half the bytes to read.
+    INT8_W8A8 does so, and `multiply` rounds each row of x likewise; sums are exact in 32 bits (`w8a8`). A row with
+    a number that is not finite becomes NaN.
     COMPACT is exact: exponents, which vary little, are stored in four bits instead of eight. `format` is PLAIN
     where they vary too much for that, where the inputs are no multiple of 32, or the processor has no AVX-512.
-    Raises KernelError where the kernels cannot be compiled.
+    Raises KernelError where the kernels cannot be compiled, and for more inputs than INT8_W8A8 can sum.
     """
 
     def __init__(self, weight: torch.Tensor, format: WeightFormat = WeightFormat.PLAIN) -> None:
@@ -29,19 +34,23 @@ class PackedWeight:
         weight, threads = weight.contiguous(), torch.get_num_threads()
         if self.dtype == torch.float32:
             format = WeightFormat.PLAIN
+        if format is WeightFormat.INT8_W8A8 and self.inputs > _MOST_INPUTS:
+            text = f"32 bits hold the sums of no more than {_MOST_INPUTS:,}; use executor.weights=int8"
+            raise KernelError(f"a weight in int8_w8a8 with {self.inputs:,} inputs: {text}")
         if format is WeightFormat.COMPACT:
             self._packed = self._empty(format)
             into = weight.data_ptr(), *shape, self._packed.data_ptr(), threads
             if not (self._packed.nbytes and library.kvlab_pack_linear_compact(*into)):
                 format = WeightFormat.PLAIN
         self.format = format
-        self._scales = torch.empty(self.outputs) if format is WeightFormat.INT8 else None
+        in_int8 = format in (WeightFormat.INT8, WeightFormat.INT8_W8A8)
+        self._scales = torch.empty(self.outputs) if in_int8 else None
         if format is WeightFormat.COMPACT:
             return
         self._packed = self._empty(format)
         source, target = weight.data_ptr(), self._packed.data_ptr()
         if self._scales is not None:
-            library.kvlab_pack_linear_int8(source, *shape, target, self._scales.data_ptr(), threads)
+            library.kvlab_pack_linear_int8(source, *shape, format, target, self._scales.data_ptr(), threads)
         else:
             library.kvlab_pack_linear(source, *shape, target, self.dtype.itemsize, threads)
 

@@ -41,7 +41,13 @@ _HEADERS = tuple(sorted(path.name for path in Path(__file__).parent.glob("*.hpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 # The names of instruction sets in /proc/cpuinfo.
-_CPU_FLAGS = {"avx512-bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2"}
+_CPU_FLAGS = {
+    "avx512-bf16": "avx512_bf16",
+    "avx512-vnni": "avx512_vnni",
+    "avx512": "avx512dq",
+    "avx-vnni": "avx_vnni",
+    "avx2": "avx2",
+}
 
 # The environment variables that decide which library is loaded.
 _SETTINGS = ("CXX", "KVLAB_CPU_ARCH", "KVLAB_CXXFLAGS", "KVLAB_CPU_PATHS", "KVLAB_CACHE", "XDG_CACHE_HOME", "HOME")
@@ -94,8 +100,20 @@ def instruction_set() -> str:
     return _instruction_set(load())
 
 
+def int8_path() -> str:
+    """The instructions of products in integers: `avx512-vnni`, `avx-vnni`, or those of `instruction_set` without
+    `-bf16` and tiles. Raises KernelError as `load` does.
+    """
+    return _int8_path(load())
+
+
 def _instruction_set(library: ctypes.CDLL) -> str:
     name: bytes = library.kvlab_instruction_set()
+    return name.decode()
+
+
+def _int8_path(library: ctypes.CDLL) -> str:
+    name: bytes = library.kvlab_int8_path()
     return name.decode()
 
 
@@ -108,7 +126,8 @@ def _attempt(
     """
     try:
         library = _find_or_build(compiler, architecture or "native", flags or "")
-        _check_processor(_instruction_set(library), architecture)
+        for name in (_instruction_set(library), _int8_path(library)):
+            _check_processor(name, architecture)
         return library, _take_paths(library, allowed)
     except KernelError as error:
         _log.warning("native CPU kernels are off: %s", error)

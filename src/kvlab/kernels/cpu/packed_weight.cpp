@@ -102,6 +102,14 @@ void read_row(const LinearWeight& weight, int panel, int lane, uint16_t* to) {
     }
 }
 
+void read_int8_quads_row(const LinearWeight& weight, int panel, int lane, uint16_t* to) {
+    const int64_t quads = (weight.inputs + 3) / 4;
+    const auto* from = static_cast<const uint8_t*>(weight.packed) + panel * quads * Int8Quads::BYTES + lane * 4;
+    const float scale = weight.scales[panel * LANES + lane];
+    for (int input = 0; input < weight.inputs; ++input)
+        to[input] = to_bfloat16(float(from[input / 4 * Int8Quads::BYTES + input % 4] - Int8Quads::ZERO) * scale);
+}
+
 void read_compact_row(const LinearWeight& weight, int panel, int lane, uint16_t* to) {
 #if defined(KVLAB_COMPACT)
     const CompactWeight from = compact(const_cast<void*>(weight.packed), weight.outputs, weight.inputs);
@@ -132,6 +140,7 @@ extern "C" int64_t kvlab_packed_linear_bytes(int outputs, int inputs, int format
     if (format == WEIGHT_PLAIN) return pairs * (element_bytes == 4 ? Float32::BYTES : BFloat16::BYTES);
     if (element_bytes == 4) return 0;
     if (format == WEIGHT_INT8) return pairs * Int8::BYTES;
+    if (format == WEIGHT_INT8_W8A8) return int64_t(panels_of(outputs)) * ((inputs + 3) / 4) * Int8Quads::BYTES;
 #if defined(KVLAB_COMPACT)
     if (inputs % CompactWeight::STEP_INPUTS == 0) return compact(nullptr, outputs, inputs).bytes();
 #endif
@@ -169,24 +178,27 @@ extern "C" int kvlab_pack_linear_compact(const uint16_t* weight, int outputs, in
 #endif
 }
 
-// The same of bfloat16 in WEIGHT_INT8; writes each output's scale, `scales` [outputs].
-extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, void* packed, float* scales,
-                                       int threads) {
-    const int panels = (outputs + LANES - 1) / LANES, pairs = (inputs + 1) / 2;
+// The same of bfloat16 in WEIGHT_INT8 or WEIGHT_INT8_W8A8; writes each output's scale, `scales` [outputs].
+extern "C" void kvlab_pack_linear_int8(const uint16_t* weight, int outputs, int inputs, int format, void* packed,
+                                       float* scales, int threads) {
+    const bool in_quads = format == WEIGHT_INT8_W8A8;
+    const int together = in_quads ? 4 : 2, groups = (inputs + together - 1) / together;
+    const uint8_t added = in_quads ? Int8Quads::ZERO : 0;
 #pragma omp parallel num_threads(threads)
     {
-        const std::unique_ptr<int8_t[]> row(new int8_t[2 * pairs]());  // a last half pair stays 0
+        const std::unique_ptr<int8_t[]> row(new int8_t[groups * together]());  // behind the last input it stays 0
 #pragma omp for schedule(static)
-        for (int panel = 0; panel < panels; ++panel) {
-            int8_t* out = static_cast<int8_t*>(packed) + int64_t(panel) * pairs * Int8::BYTES;
+        for (int panel = 0; panel < panels_of(outputs); ++panel) {
+            auto* out = static_cast<uint8_t*>(packed) + int64_t(panel) * groups * together * LANES;
             for (int i = 0; i < LANES; ++i) {
                 const int output = panel * LANES + i;
                 if (output < outputs)
                     scales[output] = quantize(weight + int64_t(output) * inputs, inputs, row.get());
                 else
-                    std::memset(row.get(), 0, 2 * pairs);
-                for (int pair = 0; pair < pairs; ++pair)
-                    std::memcpy(out + int64_t(pair) * Int8::BYTES + 2 * i, row.get() + 2 * pair, 2);
+                    std::memset(row.get(), 0, inputs);
+                for (int group = 0; group < groups; ++group)
+                    for (int k = 0; k < together; ++k)
+                        out[(int64_t(group) * LANES + i) * together + k] = uint8_t(row[group * together + k] + added);
             }
         }
     }
@@ -205,6 +217,7 @@ extern "C" void kvlab_packed_rows(const LinearWeight* weight, const int64_t* ids
         uint16_t* to = static_cast<uint16_t*>(out) + i * inputs;
         switch (weight->format) {
             case WEIGHT_INT8: read_row<Int8>(*weight, panel, lane, to); break;
+            case WEIGHT_INT8_W8A8: read_int8_quads_row(*weight, panel, lane, to); break;
             case WEIGHT_COMPACT: read_compact_row(*weight, panel, lane, to); break;
             default: read_row<BFloat16>(*weight, panel, lane, to);
         }

@@ -48,6 +48,12 @@ struct Int8 {
     }
 };
 
+// Four inputs of each output together, as linear_in_int8.hpp multiplies them.
+struct Int8Quads {
+    static constexpr int BYTES = 4 * LANES;
+    static constexpr int ZERO = 128;  // is added to what is stored, unsigned
+};
+
 // 12 bits a number, see compact_weight.hpp. Vectors are read behind unpacking.
 struct Compact {
     static constexpr int BYTES = 3 * LANES;  // on average

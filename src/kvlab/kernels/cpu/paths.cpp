@@ -1,5 +1,6 @@
 // The instructions that the library can multiply with, and what each sustains in registers.
 
+#include "int8_quads.hpp"
 #include "interface.hpp"
 #include "tiles.hpp"
 
@@ -7,7 +8,7 @@
 
 namespace {
 
-enum Path { FLOATS, PAIRS, TILES };  // in the order of kvlab_paths
+enum Path { FLOATS, PAIRS, TILES };  // in the order of kvlab_paths; INT8_PATH is none of these
 
 constexpr int SUMS = LANES == 16 ? 24 : 12;  // that wait for nothing but themselves: they hide the latency
 
@@ -25,9 +26,11 @@ INLINE void multiply_in_registers(int64_t rounds, Side side, MultiplyAdd multipl
 #pragma GCC unroll 24
     for (int i = 0; i < SUMS; ++i) sums[i] = all(float(i));
     for (int64_t round = 0; round < rounds; ++round) {
-        asm volatile("" : REGISTER(side));
 #pragma GCC unroll 24
-        for (int i = 0; i < SUMS; ++i) sums[i] = multiply_add(side, sums[i]);
+        for (int i = 0; i < SUMS; ++i) {
+            asm volatile("" : REGISTER(side));
+            sums[i] = multiply_add(side, sums[i]);
+        }
     }
 #pragma GCC unroll 24
     for (int i = 1; i < SUMS; ++i) sums[0] += sums[i];
@@ -71,7 +74,15 @@ int64_t in_tiles(int64_t rounds) {
 }
 #endif
 
+int64_t in_int8(int64_t rounds) {
+    multiply_in_registers(rounds, 0x01010101u - Words{}, [](Words a, Floats sum) {
+        return reinterpret_cast<Floats>(add_quads(reinterpret_cast<Ints>(sum), a, a));
+    });
+    return rounds * SUMS * LANES * 8;
+}
+
 int64_t in_registers(int path, int64_t rounds) {
+    if (path == INT8_PATH) return in_int8(rounds);
 #if defined(KVLAB_TILES)
     if (path == TILES) return in_tiles(rounds);
 #endif
@@ -98,8 +109,8 @@ extern "C" const char* kvlab_paths() {
     return names.c_str();
 }
 
-// Multiply and add numbers that stay in registers, by all threads. `path`: index of a name in kvlab_paths. Returns how many
-// floating-point operations that were.
+// Multiply and add numbers that stay in registers, by all threads. `path`: index of a name in kvlab_paths, or INT8_PATH. Returns how many
+// operations that were.
 extern "C" int64_t kvlab_multiply_in_registers(int path, int64_t rounds, int threads) {
     int64_t operations = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : operations)

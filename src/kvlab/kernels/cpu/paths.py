@@ -24,7 +24,7 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.cache import building
-from kvlab.kernels.cpu.interface import FEW_ROWS, LinearWeight, WeightFormat
+from kvlab.kernels.cpu.interface import FEW_ROWS, INT8_PATH, LinearWeight, WeightFormat
 
 SETTING = "KVLAB_CPU_PATHS"
 TILES = "amx"
@@ -154,6 +154,11 @@ def measure(library: ctypes.CDLL) -> dict[str, Rates]:
 def rates_in_registers(library: ctypes.CDLL, threads: int) -> dict[str, float]:
     """FLOP/s of each path on numbers in registers, on all threads together. float32 is the first."""
     return {name: _rate_in_registers(library, index, threads) for index, name in enumerate(_names(library))}
+
+
+def int8_rate_in_registers(library: ctypes.CDLL, threads: int) -> float:
+    """Operations/s of products in integers, as `rates_in_registers`."""
+    return _rate_in_registers(library, INT8_PATH, threads)
 
 
 def _rate_in_registers(library: ctypes.CDLL, index: int, threads: int) -> float:

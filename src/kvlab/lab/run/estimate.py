@@ -78,7 +78,7 @@ def requests_within(configs: Sequence[RunConfig], seconds: float) -> tuple[int, 
     from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
 
     executor, asked = configs[0].executor, configs[0].workload.num_requests
-    rates = rates_here(executor.dtype, executor.all_threads)
+    rates = rates_here(executor.products, executor.all_threads)
     needed = sum(estimate_s(plan, rates) for plan in plans)
     count = max(_LEAST_REQUESTS, int(asked * seconds / needed) // 8 * 8)
     return None if count >= asked else (count, needed)

@@ -74,6 +74,6 @@ def _efficiency(plan: RunPlan, log: RunLog, *, may_measure: bool) -> dict[str, f
     from kvlab.lab.machine_rates import known_rates, measure_and_keep
 
     torch.set_num_threads(plan.cpu_threads)  # of all ranks, which have ended
-    dtype = plan.config.executor.dtype
+    dtype = plan.config.executor.products
     rates = known_rates(dtype) or (measure_and_keep(dtype) if may_measure else None)
     return {} if rates is None else {"efficiency/roofline_share": roofline(run_costs(plan), log.steps, rates).share}

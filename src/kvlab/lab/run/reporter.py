@@ -101,7 +101,7 @@ class Reporter:
             return
         from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
 
-        rates = rates_here(plan.config.executor.dtype, plan.config.executor.all_threads)
+        rates = rates_here(plan.config.executor.products, plan.config.executor.all_threads)
         self.console.print(estimate_sentence(plan, rates))
 
     def engine(self, engine: ServingEngine) -> None:

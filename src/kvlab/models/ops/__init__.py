@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from kvlab.config.executor import PACKED_WEIGHTS
 from kvlab.errors import ConfigError, KernelError
 from kvlab.models.ops.base import Ops
 
@@ -17,7 +18,7 @@ def select_ops(
 ) -> Ops:
     """kvlab's kernels where `kernels` allows them and they support device and dtype, else PyTorch.
 
-    Raises ConfigError for `weights` in int8, or compact, where no kernel supports them.
+    Raises ConfigError for `weights` in a format of the kernels where no kernel supports them.
     """
     import torch
 
@@ -25,7 +26,7 @@ def select_ops(
     from kvlab.models.ops.torch_ops import TorchOps
 
     kind, reason = torch.device(device).type, None
-    if special := weights in ("int8", "compact"):
+    if special := weights in PACKED_WEIGHTS:
         if kind != "cpu":
             reason = f"runs on a CPU, not on {kind}; use executor.device=cpu"
         elif dtype != torch.bfloat16:

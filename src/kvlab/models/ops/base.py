@@ -99,7 +99,7 @@ class Ops(LogitsOps, Protocol):
 
     name: str  # with the instruction set, where there is a choice
     reason: str = ""  # why these instructions were chosen
-    weights: str = "plain"  # how matrices are stored: plain, compact or int8
+    weights: str = "plain"  # how matrices are stored: plain, compact, int8 or int8_w8a8
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, lookup: bool = False) -> Linear:
         """A product with `weight`, which may be stored in another form; with `lookup` its rows can be read, too."""

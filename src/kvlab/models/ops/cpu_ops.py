@@ -8,10 +8,11 @@ import torch
 
 from kvlab.attention.backends.cpu import CpuAttention
 from kvlab.attention.base import AttentionBackend
+from kvlab.config.executor import W8A8
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu import elementwise
 from kvlab.kernels.cpu.interface import WeightFormat
-from kvlab.kernels.cpu.native import instruction_set, load, paths
+from kvlab.kernels.cpu.native import instruction_set, int8_path, load, paths
 from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.spec import PageLayout
 from kvlab.kv.view import CacheView
@@ -23,8 +24,8 @@ from kvlab.models.rope import Angles, RotaryEmbedding
 
 class CpuOps(Ops):
     """See Ops. For float32 and bfloat16. The matrices of a bfloat16 model are stored as `weights` says: `plain`,
-    `compact` or `int8`; `auto` is `compact` where products are computed in matrix tiles, since memory then limits a
-    step of few rows. Those of a float32 model stay as they are.
+    `compact`, `int8` or `int8_w8a8`; `auto` is `compact` where products are computed in matrix tiles, since memory
+    then limits a step of few rows. Those of a float32 model stay as they are.
 
     Raises KernelError where the kernels cannot be compiled.
     """
@@ -38,7 +39,9 @@ class CpuOps(Ops):
             raise KernelError("weights in 12 bits need a processor with AVX-512")
         self.weights = weights
         self.name = f"native ({instruction_set()})"
-        if chosen.rates and dtype == torch.bfloat16:
+        if weights == W8A8:
+            self.name = f"native ({instruction_set()}; products in int8 by {int8_path()})"
+        elif chosen.rates and dtype == torch.bfloat16:
             self.name = f"native ({instruction_set()}; products in {chosen.name})"
             self.reason = chosen.reason
 

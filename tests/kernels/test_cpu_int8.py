@@ -1,0 +1,135 @@
+"""Native products in integers against the same in PyTorch, to the last bit, built for four instruction sets."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from kvlab.errors import KernelError
+from kvlab.kernels.cpu import w8a8
+from kvlab.kernels.cpu.elementwise import gated
+from kvlab.kernels.cpu.interface import WeightFormat
+from kvlab.kernels.cpu.linear import PackedWeight
+from kvlab.kernels.cpu.native import instruction_set, int8_path, load
+from tests.kernels.conftest import ARCHITECTURES
+from tests.kernels.grids import folded
+
+# AVX-512 without VNNI has a way of its own here.
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("skylake-avx512", *ARCHITECTURES)]
+pytestmark = pytest.mark.parametrize("cpu_architecture", ["native", *OTHERS], indirect=True)
+
+CANARY = 7777.0
+KINDS = ("normal", "outliers", "extremes", "zeros")
+
+
+def draw(kind: str, *shape: int) -> torch.Tensor:
+    """Numbers as activations have them, or all at a limit: there 16 bits would not hold two products."""
+    normal = torch.randn(*shape)
+    match kind:
+        case "outliers":
+            normal = normal**3
+        case "extremes":
+            normal = normal.sign()
+        case "zeros":
+            normal[::2] = 0
+    return normal.bfloat16()
+
+
+def packed(weight: torch.Tensor) -> PackedWeight:
+    return PackedWeight(weight, WeightFormat.INT8_W8A8)
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+@folded
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 25, 49])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(1, 1), (17, 33), (64, 1023), (1000, 64), (130, 1000), (33, 6208), (9, 66)]
+)
+def test_gives_the_reference_to_the_last_bit(rows: int, outputs: int, inputs: int, kind: str) -> None:
+    weight, bias, x = draw(kind, outputs, inputs), draw("normal", outputs), draw(kind, rows, inputs)
+    expected, product = w8a8.multiply(x, weight), packed(weight)
+    assert torch.equal(product.multiply(x, in_float32=True), expected)
+    assert torch.equal(product.multiply(x), expected.bfloat16())
+    fused = product.multiply(x, bias, in_float32=True)  # the bias is added without rounding the product first
+    torch.testing.assert_close(
+        fused, w8a8.multiply(x, weight, bias), rtol=1e-6, atol=1e-6 * float(expected.abs().max())
+    )
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_signs_that_agree_everywhere_do_not_saturate() -> None:
+    """Each pair of products is 2 * 127 * 127, and all sums are as large as they can be."""
+    for inputs in (2, 64, 10_000):
+        x = torch.ones(5, inputs).bfloat16()
+        for weight in (torch.ones(20, inputs).bfloat16(), -torch.ones(20, inputs).bfloat16()):
+            assert torch.equal(packed(weight).multiply(x, in_float32=True), w8a8.multiply(x, weight))
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_nothing_beside_a_row_is_read_and_nothing_beside_the_outputs_is_written() -> None:
+    for rows, outputs, inputs in ((1, 17, 33), (5, 16, 62), (13, 70, 64), (25, 40, 131)):
+        wide = torch.full((rows + 2, inputs + 40), torch.nan).bfloat16()
+        x = wide[1:-1, 20:-20]
+        x[:] = draw("normal", rows, inputs)
+        weight, guarded = draw("normal", outputs, inputs), torch.full((2 + rows * outputs,), CANARY)
+        out, product = guarded[1:-1], packed(weight)
+        native = product.native()
+        sides = x.data_ptr(), x.stride(0), rows, ctypes.addressof(native)
+        load().kvlab_linear(*sides, out.data_ptr(), True, torch.get_num_threads())
+        assert torch.equal(out.view(rows, outputs), w8a8.multiply(x, weight))
+        assert guarded[0] == guarded[-1] == CANARY
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_a_row_that_is_not_finite_is_nan_and_no_other() -> None:
+    weight, x = draw("normal", 20, 40), draw("normal", 8, 40)
+    expected = w8a8.multiply(x, weight)
+    x[2, 5], x[6, 0] = float("inf"), float("nan")
+    found = packed(weight).multiply(x, in_float32=True)
+    assert found.isnan().all(dim=1).nonzero().flatten().tolist() == [2, 6]
+    others = [row for row in range(8) if row not in (2, 6)]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_no_rows_and_rows_of_the_weight_read_back() -> None:
+    weight, ids = draw("normal", 70, 45), torch.randint(70, (20,))
+    product = packed(weight)
+    assert product.multiply(draw("normal", 0, 45)).shape == (0, 70)
+    numbers, scales = w8a8.quantize(weight)
+    assert torch.equal(product.rows(ids), (numbers.float() * scales[:, None]).bfloat16()[ids])
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_gates_and_the_largest_are_those_of_the_product() -> None:
+    """Also where products in bfloat16 have tiles."""
+    weight, bias, x = draw("normal", 96, 64), draw("normal", 96), draw("normal", 17, 64)
+    product, out, wide = packed(weight), torch.empty(17, 48).bfloat16(), torch.empty(17, 96).bfloat16()
+    native = product.native(bias)
+    assert not load().kvlab_multiplies_in_tiles(ctypes.addressof(native))
+    load().kvlab_linear_gated(
+        *(x.data_ptr(), 64, 17, ctypes.addressof(native), False),
+        *(wide.data_ptr(), out.data_ptr(), False, torch.get_num_threads()),
+    )
+    assert torch.equal(wide, product.multiply(x, bias))
+    assert torch.equal(out, gated(wide, gelu=False))
+    assert product.top1(x) is None
+
+
+@pytest.mark.usefixtures("cpu_architecture")
+def test_takes_the_bytes_of_int8_and_refuses_sums_that_32_bits_do_not_hold() -> None:
+    product = packed(draw("normal", 1024, 512))
+    assert product.num_bytes == PackedWeight(draw("normal", 1024, 512), WeightFormat.INT8).num_bytes
+    with pytest.raises(KernelError, match=r"66,312 inputs: .*no more than 66,311"):
+        packed(torch.zeros(1, 66_312).bfloat16())
+
+
+def test_the_instructions_are_named(cpu_architecture: str) -> None:
+    expected = {"x86-64-v3": "avx2", "x86-64": "portable", "skylake-avx512": "avx512"}
+    if cpu_architecture in expected:
+        assert int8_path() == expected[cpu_architecture]
+    else:
+        assert int8_path() in ("avx512-vnni", "avx-vnni", instruction_set().split("-")[0])
