@@ -94,6 +94,21 @@ Feature: Fleets
       And 5 requests found 16 tokens or more, and no block leaked
       And its metrics have 16 as "fleet/store_hit_tokens"
 
+    @R28.24
+    Scenario Outline: <who> swap to tiers of their own what is preempted
+      When I run "executor=simulated hardware=l4 kv.num_blocks=12 kv.block_size=4 workload.num_requests=8 workload.prompt_len=16 workload.output_len=16" on a tiny model
+      And I run "executor=simulated hardware=l4 kv.num_blocks=12 kv.block_size=4 workload.num_requests=8 workload.prompt_len=16 workload.output_len=16 kv.offload=1MiB scheduler.preemption.mode=swap <settings>" on a tiny model
+      Then all 8 requests were completed
+      And both runs have the same output tokens
+      And its metrics have <blocks> as "kv/swapped_out_blocks"
+      And no block leaked
+
+      Examples:
+        | who                             | settings                                                      | blocks |
+        | Replicas that decode            | fleet.replicas=2 fleet.prefill=1                              | 36     |
+        | Replicas that reserve blocks    | fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first | 36     |
+        | Replicas that pull from another | fleet.replicas=2 fleet.neighbours=true fleet.pull=always      | 32     |
+
   Rule: Replicas die, drain and return
 
     @R28.5
@@ -191,7 +206,6 @@ Feature: Fleets
         | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
-        | fleet.replicas=3 fleet.neighbours=true kv.offload=1MiB scheduler.preemption.mode=swap | fleet.neighbours=true: what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute |
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |

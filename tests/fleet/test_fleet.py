@@ -5,7 +5,7 @@ machine.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.config import FrameworkConfig, KVConfig, SchedulerConfig
+from kvlab.config import FrameworkConfig, KVConfig, PreemptionConfig, SchedulerConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig, WeightsConfig
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
@@ -41,6 +41,12 @@ SLOW = FrameworkConfig(request_us=2000.0, output_token_us=100.0)
 POOL = {"kv": KVConfig(num_blocks=40, block_size=4), "scheduler": SchedulerConfig(max_batch_size=4)}
 
 
+def small_pool(offload: str | None, mode: str = "recompute") -> dict[str, Any]:
+    """A pool that four sequences do not fit in, with host memory behind it or without."""
+    scheduler = SchedulerConfig(max_batch_size=4, preemption=PreemptionConfig(mode=mode))
+    return {"kv": KVConfig(num_blocks=14, block_size=4, offload=offload), "scheduler": scheduler}
+
+
 def traffic(count: int, *, seed: int = 0, groups: int = 3, gap_s: float = 0.002) -> list[Request]:
     """Requests behind one of a few prefixes, some at once."""
     draw = random.Random(seed)
@@ -60,11 +66,12 @@ def fleet_of(
     hot: Sequence[HotPrefix] = (),
     is_open: bool = False,
     prefill_s: float = 1e-4,
+    own: Mapping[str, Any] = POOL,
 ) -> Fleet:
-    """A fleet of tiny replicas, which predict so many seconds for a token of a prompt; its store has so many blocks
-    as `fleet.store` says.
+    """A fleet of tiny replicas with pools of their `own`, which predict so many seconds a token of a prompt; its
+    store has so many blocks as `fleet.store` says.
     """
-    plan = plan_engine(config("simulated", **POOL))
+    plan = plan_engine(config("simulated", **own))
 
     def make(remote: Sequence[Tier]) -> EngineCore | FrontEnd:
         return behind_front_end(build_engine(plan, remote=remote), framework or FrameworkConfig())
@@ -195,7 +202,7 @@ def _rule(draw: random.Random, most: int) -> ScaleConfig:
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), is_split=st.booleans())
 def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool) -> None:
-    """Random routers, links, lives, stores, pulls and aborts."""
+    """Random routers, links, lives, stores, tiers, pulls, preemptions and aborts."""
     draw = random.Random(seed)
     replicas = draw.randrange(2, 5)
     is_decode_first = is_split and draw.random() < 0.6
@@ -222,7 +229,10 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         neighbours=draw.random() < 0.5,
         pull=draw.choice(("auto", "always", "cheaper")),
     )
-    fleet, requests = fleet_of(settings), traffic(draw.randrange(1, 40), seed=seed)
+    offload = draw.choice((None, "8KiB", "32KiB", "1MiB"))
+    mode = "recompute" if offload is None else draw.choice(("recompute", "swap", "swap", "auto"))
+    own = small_pool(offload, mode) if draw.random() < 0.6 else POOL
+    fleet, requests = fleet_of(settings, own=own), traffic(draw.randrange(1, 40), seed=seed)
     ended: dict[str, RequestRecord] = {}
     aborted = {f"r{draw.randrange(len(requests))}" for _ in range(draw.randrange(4))}
 

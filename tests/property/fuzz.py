@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -232,7 +232,7 @@ def run(seed: int, operations: int, config: FuzzConfig) -> Fuzzed:
             history = [*history[-9:], f"{rule.function.__name__}({arguments})"]
             rule.function(machine, **arguments)
             _check(machine)
-        counters = asdict(machine.pool.counters())
+        counters = machine.pool.counters()._asdict()
         machine.teardown()
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "Failed":  # pytest.raises without an error

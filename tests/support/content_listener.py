@@ -45,7 +45,7 @@ class ContentListener:
                 self.contents.remove(self._names[key])
         else:
             _, salt, tokens = (0, event.salt, ()) if event.parent is None else self._names[event.parent]
-            for key, part in zip(event.keys, event.tokens, strict=True):
+            for key, part in zip(event.keys, [node.tokens for node in event.nodes], strict=True):
                 tokens = (*tokens, *array("q", part))
                 content = self._names[key] = event.group, salt, tokens
                 assert content not in self.contents

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import attrgetter, sub
+from operator import sub
+from typing import NamedTuple
 
 Salt = str | int | None  # whose prefixes are apart: requests share with those of the same one
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """A pool of blocks at one moment. Ratios are 0 where there is nothing to divide by."""
+class PoolStats(NamedTuple):
+    """A pool of blocks at one moment, made for each step. Ratios are 0 where there is nothing to divide by."""
 
     block_size: int  # token slots of a block
     blocks_total: int
@@ -42,8 +41,7 @@ class PoolStats:
         return 1 - self.tokens_stored / in_use if in_use else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolCounters:
+class PoolCounters(NamedTuple):
     """What a pool did since its start. The difference of two is what it did in between."""
 
     blocks_allocated: int = 0  # handed out
@@ -74,7 +72,7 @@ class PoolCounters:
 
     def __sub__(self, earlier: PoolCounters) -> PoolCounters:
         """What was added since `earlier`."""
-        return PoolCounters(*map(sub, _counts(self), _counts(earlier)))
+        return PoolCounters(*map(sub, self, earlier))
 
 
 #: The fields of PoolCounters that are 0 without tiers.
@@ -82,4 +80,3 @@ TIER_COUNTERS = (
     *(f"{tier}_{name}" for tier in ("host", "disk") for name in ("stored_blocks", "hit_tokens", "loaded_blocks")),
     *("store_us", "load_us", "failed_pages", "swapped_out_blocks", "swapped_in_blocks"),
 )
-_counts = attrgetter(*(field.name for field in fields(PoolCounters)))

@@ -17,15 +17,13 @@ from kvlab.core.records import StepRecord
 _OF_STEP = [column for column in fields(StepRecord) if column.name not in ("pool", "counters")]
 _FLOATS = [column.name for column in _OF_STEP if column.type == "float"]
 _INTS = [column.name for column in _OF_STEP if column.type == "int"]
-_POOL = [column.name for column in fields(PoolStats)]
-_COUNTERS = [column.name for column in fields(PoolCounters)]
-_WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in _POOL), "has_counters"] + [
-    f"counters.{name}" for name in _COUNTERS
+_WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in PoolStats._fields), "has_counters"] + [
+    f"counters.{name}" for name in PoolCounters._fields
 ]
 _INDEX = {name: index for index, name in enumerate(_WHOLE)}
-_floats, _ints, _pool, _counters = (attrgetter(*names) for names in (_FLOATS, _INTS, _POOL, _COUNTERS))
+_floats, _ints = attrgetter(*_FLOATS), attrgetter(*_INTS)
 _HAS_POOL, _HAS_COUNTERS = _INDEX["has_pool"], _INDEX["has_counters"]
-_NO_POOL, _NO_COUNTERS = (0,) * (1 + len(_POOL)), (0,) * (1 + len(_COUNTERS))
+_NO_POOL, _NO_COUNTERS = (0,) * (1 + len(PoolStats._fields)), (0,) * (1 + len(PoolCounters._fields))
 
 
 class StepLog(Sequence[StepRecord]):
@@ -51,9 +49,9 @@ class StepLog(Sequence[StepRecord]):
         floats, whole = np.zeros((count, len(_FLOATS))), np.zeros((count, len(_WHOLE)), dtype=np.int64)
         places, stats, counters = zip(*pools, strict=True)
         lasting = np.diff([*places, count])
-        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *_pool(each)) for each in stats], lasting, axis=0)
+        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *each) for each in stats], lasting, axis=0)
         whole[:, _HAS_COUNTERS] = 1
-        whole[places, _HAS_COUNTERS + 1 :] = [_counters(each) for each in counters]
+        whole[places, _HAS_COUNTERS + 1 :] = counters
         for name, values in columns.items():
             if name in _INDEX:
                 whole[:, _INDEX[name]] = values
@@ -76,8 +74,8 @@ class StepLog(Sequence[StepRecord]):
         self._whole.extend(
             (
                 *_ints(record),
-                *(_NO_POOL if pool is None else (1, *_pool(pool))),
-                *(_NO_COUNTERS if counters is None else (1, *_counters(counters))),
+                *(_NO_POOL if pool is None else (1, *pool)),
+                *(_NO_COUNTERS if counters is None else (1, *counters)),
             )
         )
 

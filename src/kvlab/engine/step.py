@@ -121,9 +121,10 @@ class StepInput:
             tokens = decoding.last_tokens.copy()
             return cls(tokens, ones, decoding.specs, decoding.num_outputs, rows, decoding.histories())
         first_decode, first_chunk = (len(chunks), 0) if plan.decode_last else (0, size)
-        token_ids: list[int] = []
-        for sequence, count in chunks:
-            token_ids += sequence.token_ids[sequence.num_computed : sequence.num_computed + count]
+        parts = [
+            np.asarray(sequence.token_ids[sequence.num_computed : sequence.num_computed + count], dtype=np.int64)
+            for sequence, count in chunks
+        ]
         sampled = [row for row, chunk in enumerate(chunks, first_chunk) if chunk.samples]
         histories = {first_decode + row: tokens for row, tokens in decoding.histories().items()}
         for row in sampled:
@@ -132,7 +133,7 @@ class StepInput:
                 histories[row] = tuple(sequence.token_ids)
         specs = [sequence.spec for sequence, _ in chunks]
         return cls(
-            token_ids=plan.column(plan.decoding_tokens, token_ids),
+            token_ids=np.concatenate(plan.join([plan.decoding_tokens], parts)),
             num_tokens=plan.num_tokens,
             sequences=tuple(specs) + decoding.specs if plan.decode_last else decoding.specs + tuple(specs),
             num_outputs=plan.column(decoding.num_outputs, [sequence.num_output_tokens for sequence, _ in chunks]),

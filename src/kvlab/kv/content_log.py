@@ -22,7 +22,7 @@ class Stored:
 
     keys: list[Key]
     parent: Key | None
-    tokens: list[bytes]  # of each block, packed, 8 bytes a token
+    nodes: list[Prefix]  # of the keys, in a pool of this process; they have the tokens
     group: int  # of layers
     salt: Salt
     blocks: list[int] = field(default_factory=list)  # where each is, in a pool of this process
@@ -64,19 +64,17 @@ class ContentLog:
         """These blocks can be found."""
         for other in self._others:
             other.stored(contents)
-        last: Prefix | None = None
         event: Stored | None = None
         for block, node in contents.items():
-            if event is not None and node.parent is last:
+            if event is None or node.parent is not event.nodes[-1]:
+                event = self._stored(node)
+                self._events.append(event)
+            else:
                 if not hasattr(node, "key"):
                     node.key = key_behind(event.keys[-1], node.tokens)
                 event.keys.append(node.key)
-                event.tokens.append(node.tokens)
-            else:
-                event = self._stored(node)
-                self._events.append(event)
+                event.nodes.append(node)
             event.blocks.append(block)
-            last = node
 
     def removed(self, nodes: Iterable[Prefix]) -> None:
         """These contents cannot be found any more."""
@@ -118,9 +116,9 @@ class ContentLog:
     def _stored(self, node: Prefix) -> Stored:
         group, before = self._group_of(node), node.parent
         if before is not None and not _is_above_tokens(before):
-            return Stored([key_of(node)], key_of(before), [node.tokens], group, None)
+            return Stored([key_of(node)], key_of(before), [node], group, None)
         root = before.parent if before is not None and before.parent is not None else before
-        return Stored([key_of(node)], None, [node.tokens], group, None if root is None else _salt_of(root))
+        return Stored([key_of(node)], None, [node], group, None if root is None else _salt_of(root))
 
     def _group_of(self, node: Prefix) -> int:
         """The group of layers that a content is of: what stands at the beginning of its prefix says so."""

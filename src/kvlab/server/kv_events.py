@@ -176,7 +176,7 @@ def _stored(event: Stored, block_size: int) -> BlockStored:
     return BlockStored(
         _hashes(event.keys),
         None if event.parent is None else block_hash(event.parent),
-        array("q", b"".join(event.tokens)).tolist(),
+        array("q", b"".join(node.tokens for node in event.nodes)).tolist(),
         block_size,
         lora_id=None,
         medium=_MEDIUM,

@@ -40,6 +40,7 @@ class Offload:
         self._pages = pages
         self.loads: list[Load] = []
         self.loading: dict[Key, Load] = {}  # by content
+        self._holds: dict[Key, Tier] = {}  # what is loaded next, whatever is evicted to another tier meanwhile
         self._threads: dict[Tier, ThreadPoolExecutor] = {}
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
         # What threads have written: tier, key, seconds, and whether it is there.
@@ -52,8 +53,8 @@ class Offload:
             self.store(key_of(contents[block]), block)
 
     def store(self, key: Key, block: int) -> Tier | None:
-        """The tier that has a content: the first, which is given a copy of the block unless any has it. None: there
-        is no room.
+        """The tier that stores a content: the first, which is given a copy of the block unless another does. None:
+        there is no room.
         """
         tier, first = self._tier_of(key), self.tiers[0]
         if tier is first:
@@ -64,7 +65,7 @@ class Offload:
             self._keep(0, key, page, block)
             if self._pages is not None:
                 first.counts.stored_s += perf_counter() - start
-        return self._tier_of(key)
+        return self._store_of(key)
 
     def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes], before: int = 0) -> list[Key]:
         """The contents of these blocks of tokens that are in a tier, up to the first that is not or is not worth a
@@ -118,7 +119,7 @@ class Offload:
         """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
         them, and all of them back.
         """
-        first, missing = self.tiers[0], sum(self._tier_of(key) is None for key in keys)
+        first, missing = self.tiers[0], sum(self._store_of(key) is None for key in keys)
         if self._pages is not None:
             counts = first.counts
             copied, seconds = counts.stored + counts.loaded, counts.stored_s + counts.loaded_s
@@ -128,9 +129,11 @@ class Offload:
 
     def hold(self, keys: Sequence[Key]) -> None:
         """These contents, which are in a tier, stay there until they are loaded: `load` is called next."""
+        self._holds = {}
         for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
             if key not in self.loading and (tier := self._tier_of(key)) is not None:
                 tier.hold(key)
+                self._holds[key] = tier
 
     def load(
         self,
@@ -150,7 +153,7 @@ class Offload:
         wait, wanted = Wait(first, keys, tiers, entries, tail=tail), dict[Tier, dict[Key, int]]()
         for key, block in zip(keys, blocks, strict=True):
             load = self.loading.get(key)
-            tier = load.tier if load is not None else self._tier_of(key)
+            tier = load.tier if load is not None else self._holds.get(key)
             if tier is None:
                 raise RuntimeError(f"content {key.hex()} is in no tier")
             tiers.append(tier)
@@ -252,6 +255,10 @@ class Offload:
 
     def _tier_of(self, key: Key) -> Tier | None:
         return next((tier for tier in self.tiers if key in tier), None)
+
+    def _store_of(self, key: Key) -> Tier | None:
+        """The same of tiers that store it: what others only lend may be gone when it is wanted back."""
+        return next((tier for tier in self.tiers if tier.is_counted and key in tier), None)
 
     def _lose(self, tier: Tier, key: Key) -> None:
         """A tier has not what it should have, and forgets it."""

@@ -32,7 +32,7 @@ class Tier:
     `down` and `up`.
     """
 
-    is_counted = True  # whether pools report it under its name
+    is_counted = True  # whether it stores contents: pools report it, and what is swapped out stays there
 
     def __init__(
         self,

@@ -175,7 +175,7 @@ def _counters(steps: StepLog, duration: float) -> dict[str, float]:
     """What the pool did, in all and per second."""
     if not steps.column("has_counters").any():
         return {}
-    total = {name: int(steps.column(f"counters.{name}").sum()) for name in PoolCounters.__slots__}
+    total = {name: int(steps.column(f"counters.{name}").sum()) for name in PoolCounters._fields}
     metrics: dict[str, float] = {
         f"kv/{name}": total[name] for name in total if name not in (*_NOT_METRICS, *_RETENTION, *TIER_COUNTERS)
     }

@@ -59,7 +59,7 @@ _POOL = {  # column: field of PoolStats
     "loading_sequences": "loading_sequences",
 }
 _REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
-_COUNTERS = [column.name for column in fields(PoolCounters) if column.name != "merged_blocks"]
+_COUNTERS = [name for name in PoolCounters._fields if name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 _TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
 _SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate

@@ -257,19 +257,11 @@ def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
     if not fleet.prefill and fleet.store is None and not fleet.neighbours:
         return
-    key, value, kv = *_pulling(fleet), plan.config.kv
+    key, value = _pulling(fleet)
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
         (not shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
         (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
-        (
-            fleet.prefill and (kv.offload is not None or kv.offload_disk is not None),
-            "has no tiers of its own beside; leave kv.offload out",
-        ),
-        (
-            fleet.neighbours and plan.config.scheduler.preemption.mode != "recompute",
-            "what is preempted is pulled or computed again; use scheduler.preemption.mode=recompute",
-        ),
         (fleet.store is not None and not store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
