@@ -31,6 +31,7 @@ VARIANTS = {
     "bfloat16": ["executor.dtype=bfloat16"],
     "bfloat16, K and V in int8": ["executor.dtype=bfloat16", "kv.dtype=int8"],
     "bfloat16, weights in int8": ["executor.dtype=bfloat16", "executor.weights=int8"],
+    "bfloat16, weights and activations in int8": ["executor.dtype=bfloat16", "executor.weights=int8_w8a8"],
     "bfloat16, both in int8": ["executor.dtype=bfloat16", "kv.dtype=int8", "executor.weights=int8"],
     "float32, K and V in int8": ["executor.dtype=float32", "kv.dtype=int8"],
     "float32, K and V in fp8_e4m3": ["executor.dtype=float32", "kv.dtype=fp8_e4m3"],
