@@ -3,8 +3,8 @@
     python -m experiments.cpu_paths.int8 [--arch native skylake-avx512 x86-64-v3 x86-64] [--rounds 9] [--layers 8]
 
 The library is built for each architecture (KVLAB_CPU_ARCH) in a process of its own. A round multiplies all matrices
-of the layers of Qwen3 0.6B, which no cache holds, once with each format. A ratio is that of the two times of a
-round; printed are the median of all rounds and their quartiles.
+of the layers of Qwen3 0.6B, which no second-level cache holds, once with each format, on one thread. A ratio is
+that of the thread's two times in a round; printed are the median of all rounds and their quartiles.
 """
 
 from __future__ import annotations
