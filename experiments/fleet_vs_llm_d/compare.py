@@ -143,7 +143,7 @@ def main() -> None:
     predicted, runs = read_predicted()
     print("\n".join(tables(measured, predicted)))
     print("\n" + "\n".join(verdicts(measured, predicted, {run["pool_tokens"] for run in runs.values()})))
-    print(f"{sum(run['wall_s'] for run in runs.values()):.0f} s for {len(predicted)} cells")
+    print(f"{sum(run['cpu_s'] for run in runs.values()):.0f} CPU s for {len(predicted)} cells")
     draw(measured, predicted).savefig(Path(__file__).parent / "curves.png")
 
 

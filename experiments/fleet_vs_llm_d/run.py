@@ -1,8 +1,10 @@
 """Eight replicas behind four routers, as llm-d measured them: predicted from silicon tables alone.
 
-    python -m experiments.fleet_vs_llm_d.run [--routers precise random] [--seed 1]
+    python -m experiments.fleet_vs_llm_d.run [--routers precise random] [--seed 1] [--framework vllm]
 
-Writes predicted/<router>.json for each router that has none yet, so that it goes on where it was stopped.
+Writes predicted/<router>.json for each router that has none yet, so that it goes on where it was stopped. The
+report is of 2025-09-21, and its repository then deployed vLLM 0.10.0: that is what is simulated unless another is
+asked for.
 """
 
 from __future__ import annotations
@@ -35,13 +37,16 @@ STAGES = (
     *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
 )
 GROUPS, USERS, OUTPUT = 150, 5, 1000
+FRAMEWORKS = {
+    "vllm_synchronous": ["framework=vllm_synchronous", "framework.version=0.10.0"],
+    "vllm": ["framework=vllm"],  # the newest
+}
 _PART, _SHARED, _PARTS = 1200, 5, 6  # tokens of a part of a prompt, parts that a group shares, parts in all
 SETTINGS = (
     "executor=simulated",
     "hardware=h100_sxm",
     "executor.tensor_parallel=2",
     "model=qwen3_32b",
-    "framework=vllm",
     "tracking=off",
     "figures=false",
     "fleet.replicas=8",
@@ -61,7 +66,7 @@ class Stage(NamedTuple):
     hit_share: float  # of the prompts' tokens
     preempted: int
     imbalance: float  # most requests that a replica was sent, of the mean
-    wall_s: float
+    cpu_s: float
 
 
 def prompts(vocab_size: int, seed: int) -> list[HashedPrompt]:
@@ -84,11 +89,11 @@ def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
         second += 1.0
 
 
-def simulate(router: str, seed: int, most_open: int | None = None) -> dict[str, object]:
+def simulate(router: str, seed: int, framework: str, most_open: int | None = None) -> dict[str, object]:
     """All stages behind one router. `most_open`: the client keeps no more requests open, and sends others later."""
-    begin = time.perf_counter()
-    limit = [f"workload.concurrency={most_open}"] if most_open else []
-    plan = plan_run(configure([*SETTINGS, *limit, f"fleet.router={router}", f"seed={seed}"]))
+    begin = time.process_time()
+    own = [*FRAMEWORKS[framework], *([f"workload.concurrency={most_open}"] if most_open else [])]
+    plan = plan_run(configure([*SETTINGS, *own, f"fleet.router={router}", f"seed={seed}"]))
     texts, random = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
     fleet = make_engine(plan, Profiler(enabled=False))
     if not isinstance(fleet, Fleet):
@@ -101,11 +106,11 @@ def simulate(router: str, seed: int, most_open: int | None = None) -> dict[str, 
             Request(str(number + at), texts[at % len(texts)], sampling, start_s + float(next(times)))
             for at in range(rate * seconds)
         ]
-        number, wall, sent = number + len(requests), time.perf_counter(), len(fleet.routed)
+        number, cpu_s, sent = number + len(requests), time.process_time(), len(fleet.routed)
         log = drive(fleet, requests, concurrency=most_open)
         start_s = max(record.finished_s for record in log.records)
         each = [routed.choice.replica for routed in fleet.routed[sent:]]
-        found.append(figures(rate, log, each, time.perf_counter() - wall))
+        found.append(figures(rate, log, each, time.process_time() - cpu_s))
         print(f"{router} {found[-1]}", flush=True)
     return {
         "router": router,
@@ -113,12 +118,12 @@ def simulate(router: str, seed: int, most_open: int | None = None) -> dict[str, 
         "most_open": most_open,
         "pool_tokens": plan.pool.num_blocks * plan.pool.block_size,
         "timing": plan.chosen["timing"],
-        "wall_s": time.perf_counter() - begin,
+        "cpu_s": time.process_time() - begin,
         "stages": [stage._asdict() for stage in found[1:]],
     }
 
 
-def figures(rate: float, log: RunLog, replicas: list[int], wall_s: float) -> Stage:
+def figures(rate: float, log: RunLog, replicas: list[int], cpu_s: float) -> Stage:
     """The figures of a stage's requests."""
     records = log.records
     sent = [record.arrival_s for record in records]
@@ -136,7 +141,7 @@ def figures(rate: float, log: RunLog, replicas: list[int], wall_s: float) -> Sta
         hit_share=log.steps.column("counters.hit_tokens").sum() / log.steps.column("counters.prompt_tokens").sum(),
         preempted=int(log.steps.column("preempted").sum()),
         imbalance=float(np.bincount(replicas, minlength=8).max() / (len(replicas) / 8)),
-        wall_s=wall_s,
+        cpu_s=cpu_s,
     )
 
 
@@ -146,11 +151,14 @@ def main() -> None:
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--open", type=int, help="most requests that the client has open; names the files too")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="vllm_synchronous", help="names the files too")
     options = parser.parse_args()
+    marks = [options.framework] if options.framework != "vllm_synchronous" else []
+    marks += [f"open_{options.open}"] if options.open else []
     for router in options.routers:
-        path = PREDICTED / (f"{router}_open_{options.open}.json" if options.open else f"{router}.json")
+        path = PREDICTED / ("_".join([router, *marks]) + ".json")
         if not path.exists():
-            found = simulate(router, options.seed, options.open)
+            found = simulate(router, options.seed, options.framework, options.open)
             PREDICTED.mkdir(exist_ok=True)
             path.write_text(json.dumps(found, indent=1) + "\n")
 

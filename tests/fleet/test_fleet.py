@@ -26,6 +26,7 @@ from kvlab.fleet.build import build_fleet
 from kvlab.fleet.fleet import Fleet, Routed
 from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.prefixes import SentPrefixes
+from kvlab.fleet.replica import Asked, SimulatedView
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
 from kvlab.fleet.store import SharedStore
@@ -311,6 +312,19 @@ def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
         return log.records, fleet.routed
 
     assert run(at_once=True) == run(at_once=False)
+
+
+def test_polled_metrics_are_of_the_last_step_that_has_ended() -> None:
+    (replica,), (request,) = fleet_of(FleetConfig()).replicas, traffic(1)
+    replica.submit(Asked(request, None, lambda record: None), 0.0)
+    record = replica.step()
+    assert record is not None
+    middle, behind = record.end_s / 2, record.end_s * 1.5
+    replica.submit(Asked(replace(request, request_id="r1"), None, lambda record: None), middle)
+    exact, polled = SimulatedView(replica), SimulatedView(replica, middle / 2)
+    assert (exact.at(middle).running, exact.waiting) == (1, 1)
+    assert (polled.at(middle).running, polled.waiting) == (0, 0)
+    assert (polled.at(behind).running, polled.waiting) == (1, 0)
 
 
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:

@@ -62,7 +62,7 @@ class ReplicaView(Protocol):
 
     @property
     def sent_since(self) -> int:
-        """Requests that the router sent there since these counts were true."""
+        """Requests that the router sent there since it looked last."""
 
     @property
     def kv_usage(self) -> float:

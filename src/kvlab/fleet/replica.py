@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A replica as a step began."""
+    """A replica in a step."""
 
     start_s: float
     running: int
@@ -45,14 +45,19 @@ class _Loads(NamedTuple):
     """The loads of steps that were taken at once."""
 
     starts_s: list[float]
+    ends_s: list[float]
     running: int
     waiting: int
     blocks_in_use: list[int]
     blocks_total: int
 
-    def at(self, when: float) -> Load:
-        """That of the last that began by then, or of the first."""
-        place = max(bisect_right(self.starts_s, when) - 1, 0)
+    def times(self, *, ended: bool) -> list[float]:
+        """When they began, or ended."""
+        return self.ends_s if ended else self.starts_s
+
+    def at(self, when: float, *, ended: bool) -> Load:
+        """That of the last that began, or ended, by then, or of the first."""
+        place = max(bisect_right(self.times(ended=ended), when) - 1, 0)
         blocks = self.blocks_in_use[place]
         usage = blocks / self.blocks_total if self.blocks_total else 0.0
         return Load(self.starts_s[place], self.running, self.waiting, blocks, usage)
@@ -70,7 +75,7 @@ class Replica:
         self.core = engine.core if isinstance(engine, FrontEnd) else engine
         self.core.replica = index
         self.due_s = math.inf
-        self._loads: deque[_Loads] = deque([_Loads([-math.inf], 0, 0, [0], 0)])
+        self._loads: deque[_Loads] = deque([_Loads([-math.inf], [-math.inf], 0, 0, [0], 0)])
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when those that are known to end, end
         self._ended = 0
@@ -130,7 +135,8 @@ class Replica:
         record = self.engine.step()
         if record is not None:
             blocks = (0, 0) if record.pool is None else (record.pool.blocks_in_use, record.pool.blocks_total)
-            self._loads.append(_Loads([record.start_s], record.running, record.waiting, [blocks[0]], blocks[1]))
+            starts, ends = [record.start_s], [record.end_s]
+            self._loads.append(_Loads(starts, ends, record.running, record.waiting, [blocks[0]], blocks[1]))
         return record
 
     def repeat(self, until_s: float) -> StepLog:
@@ -138,9 +144,10 @@ class Replica:
         self.engine.clock.wait_until(self.due_s)
         steps = self.engine.repeat(until_s)
         if steps:
-            starts, blocks = (steps.column(name).tolist() for name in ("start_s", "pool.blocks_in_use"))
+            names = ("start_s", "end_s", "pool.blocks_in_use")
+            starts, ends, blocks = (steps.column(name).tolist() for name in names)
             first, total = steps[0], int(steps.column("pool.blocks_total")[0])
-            self._loads.append(_Loads(starts, first.running, first.waiting, blocks, total))
+            self._loads.append(_Loads(starts, ends, first.running, first.waiting, blocks, total))
         return steps
 
     def wake(self, now: float) -> None:
@@ -167,16 +174,16 @@ class Replica:
             self._ended += 1
         return len(self.sent_s) - self._ended
 
-    def load_at(self, when: float) -> Load:
-        """Its load as the last step began that began by `when`; never asked for an earlier time again."""
-        while len(self._loads) > 1 and self._loads[1].starts_s[0] <= when:
+    def load_at(self, when: float, *, ended: bool) -> Load:
+        """Its load in the last step that began, or `ended`, by `when`; never asked for an earlier time again."""
+        while len(self._loads) > 1 and self._loads[1].ends_s[0] <= when:
             self._loads.popleft()
-        return self._loads[0].at(when)
+        return self.load_before(when, ended=ended)
 
-    def load_before(self, when: float) -> Load:
+    def load_before(self, when: float, *, ended: bool = False) -> Load:
         """The same, of which an earlier time may be asked again."""
-        loads = next((each for each in reversed(self._loads) if each.starts_s[0] <= when), self._loads[0])
-        return loads.at(when)
+        known = (each for each in reversed(self._loads) if each.times(ended=ended)[0] <= when)
+        return next(known, self._loads[0]).at(when, ended=ended)
 
     def sent_between(self, after_s: float, until_s: float) -> int:
         """Requests that were sent here after one moment, up to another."""
@@ -189,8 +196,9 @@ class Replica:
 
 
 class SimulatedView(ReplicaView):
-    """A replica as a router sees it. Between two looks, `period_s` apart, queues and memory are those of the last;
-    0: as the last step began.
+    """A replica as a router sees it. Between two looks, `period_s` apart, queues and memory are those of the last,
+    and then what a server's metrics say: vLLM's are of the last step that has ended, and know nothing of requests
+    that have come since. 0: as the last step began, and what has come since.
     """
 
     def __init__(self, replica: Replica, period_s: float = 0.0, prefixes: PrefixView | None = None) -> None:
@@ -204,7 +212,7 @@ class SimulatedView(ReplicaView):
         """The view of this moment, which is no earlier than the last."""
         self._now = now
         self._seen_s = now // self._period_s * self._period_s if self._period_s else now
-        self._load = self._replica.load_at(self._seen_s)
+        self._load = self._replica.load_at(self._seen_s, ended=bool(self._period_s))
         return self
 
     @property
@@ -225,7 +233,8 @@ class SimulatedView(ReplicaView):
 
     @property
     def waiting(self) -> int:
-        return self._load.waiting + self._replica.sent_between(self._load.start_s, self._seen_s)
+        come = 0 if self._period_s else self._replica.sent_between(self._load.start_s, self._seen_s)
+        return self._load.waiting + come
 
     @property
     def sent_since(self) -> int:
