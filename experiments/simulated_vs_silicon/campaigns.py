@@ -11,6 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from experiments.simulated_vs_silicon.sample import Row
+from experiments.simulated_vs_silicon.scripts import (
+    FP8_CACHE,
+    batch_waiting,
+    deepseek_trtllm,
+    divided,
+    gpt_oss_trtllm,
+    gpt_oss_vllm,
+    kimi,
+    llama_70b_vllm,
+    minimax,
+    polled,
+    sglang,
+    static_memory,
+)
 
 SIMULATED = 3  # waves of requests: the first, the last, and one that stands for all between them
 #: Types of matrices as the sample calls them, and as `executor.weights` does; tables of fp8 stand for both.
@@ -85,7 +99,6 @@ class Campaign:
 
 _VARIED = (1.0, 0.95)  # prompts of one length; outputs that vary enough for requests not to stay in step
 _BUDGET = "scheduler.max_batched_tokens=8192"
-_FP8_CACHE = "kv.dtype=fp8_e4m3"
 _STATIC, _BLOCK = "framework.fp8_scales=static", "framework.fp8_scales=block"
 _AHEAD = "scheduler.ahead=true"  # vLLM's asynchronous scheduling, the overlap schedulers of the other two
 _VLLM = ("framework=vllm", "executor.memory_utilization=0.9", _AHEAD)  # the share is that of the scripts
@@ -101,94 +114,6 @@ _SGLANG = (
 _8B, _32B, _70B = "model=llama3_1_8b", "model=qwen3_32b", "model=llama3_1_70b"
 
 
-def _fused(row: Row, since: tuple[int, int] = (0, 17)) -> list[str]:
-    """Whether all-reduces end in norms: from a version of vLLM on by itself, before where a script says so."""
-    known = [int(part) for part in row.version.split(".")[:2] if part.isdigit()]
-    return [] if len(known) == 2 and tuple(known) >= since else ["framework.fused_allreduce_mib=0"]
-
-
-def _70b_vllm(row: Row) -> list[str]:
-    """`enable_fi_allreduce_fusion` and its thresholds, on B200 alone."""
-    most = {"b200_sxm": {2: 32, 4: 32, 8: 8}}.get(row.system, {}).get(row.tensor_parallel, 0)
-    return [*_h100_cache(row), f"framework.fused_allreduce_mib={most}"]
-
-
-def _batch_waiting(row: Row) -> list[str]:
-    """InferenceMAX lets prompts of Llama 3.1 70B wait for 20 steps, or until a step is full to nine tenths."""
-    if (row.prompt, row.output) != (1024, 1024) or row.tensor_parallel == 8:
-        return []
-    return ["scheduler.prefill_wait_steps=20", f"scheduler.prefill_wait_tokens={round(0.9 * 16384)}"]
-
-
-def _static_memory(row: Row) -> list[str]:
-    """The share of a device's memory that weights and cache have: SGLang's `_handle_gpu_memory_settings`."""
-    device_mib = {"h100_sxm": 81_559, "h200_sxm": 143_771}.get(row.system)
-    if device_mib is None:
-        return []
-    graphs = 256 if row.tensor_parallel < 4 else 512
-    reserved = 512 + 1.5 * 8192 + 2 * graphs + 128 * row.tensor_parallel
-    return [f"executor.memory_utilization={1 - reserved / device_mib:.3f}"]
-
-
-def _divided(row: Row) -> list[str]:
-    """How experts and attention are divided, where they are not as one."""
-    data = [f"executor.attention_data_parallel={row.data_parallel}"] if row.data_parallel > 1 else []
-    return [*data, f"executor.expert_parallel={row.expert_parallel}"] if row.expert_parallel > 1 else data
-
-
-def _cache(row: Row, *without: str) -> list[str]:
-    return [] if row.system in without else [_FP8_CACHE]
-
-
-def _h100_cache(row: Row) -> list[str]:
-    """The scripts of H100 had K and V in 16 bits until 23 September 2025. Which of the two was measured is not
-    said; on the rows for fitting 16 bits are nearer.
-    """
-    return _cache(row, "h100_sxm")
-
-
-def _polled(row: Row) -> list[str]:
-    """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them."""
-    interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 else 10
-    tokens = 16384 if row.experts == "nvfp4" else 32768
-    running = 256 if row.system == "h200_sxm" or row.experts == "nvfp4" else 128
-    return [
-        f"scheduler.prefill_wait_steps={interval // 2}",
-        f"scheduler.max_batched_tokens={tokens}",
-        f"scheduler.max_batch_size={min(running, row.concurrency)}",
-        *_cache(row, "h200_sxm"),
-        *_divided(row),
-    ]
-
-
-def _minimax(row: Row) -> list[str]:
-    """The first scripts of nvfp4 name no budget, and fuse all-reduces."""
-    tokens = {"h200_sxm": 32768, "h100_sxm": 8192}.get(row.system, 2 * row.prompt)
-    is_first = row.experts == "nvfp4" and row.version.startswith("nightly")
-    if is_first:
-        tokens = 8192
-    return [
-        f"scheduler.max_batched_tokens={max(tokens, row.concurrency)}",
-        *_cache(row, "h100_sxm"),
-        *_divided(row),
-        *([] if is_first else _fused(row)),
-    ]
-
-
-def _kimi(row: Row) -> list[str]:
-    """K and V are in fp8 where the checkpoint says so, which is NVIDIA's in nvfp4."""
-    if row.experts == "nvfp4":
-        return [_FP8_CACHE, *_divided(row)]
-    return [f"executor.memory_utilization={0.95 if row.system == 'h200_sxm' else 0.97}"]
-
-
-def _deepseek_trtllm(row: Row) -> list[str]:
-    tokens = -(-(row.concurrency + row.prompt + 64) // 64) * 64
-    if row.experts == "nvfp4":
-        tokens = max(tokens, 8192)
-    return [f"scheduler.max_batched_tokens={tokens}", _FP8_CACHE, *_divided(row)]
-
-
 CAMPAIGNS = (
     Campaign(
         "Llama 3.1 70B, vLLM",
@@ -197,16 +122,16 @@ CAMPAIGNS = (
         (_70B, *_VLLM, _STATIC, _BUDGET),
         published=True,
         latency_ms=4,
-        scripted=_70b_vllm,
+        scripted=llama_70b_vllm,
     ),
     Campaign(
         "Llama 3.1 70B, TensorRT-LLM",
         ("meta-llama/Llama-3.1-70B",),
         "trtllm",
-        (_70B, *_TRTLLM, _STATIC, "scheduler.max_batched_tokens=16384", _FP8_CACHE),
+        (_70B, *_TRTLLM, _STATIC, "scheduler.max_batched_tokens=16384", FP8_CACHE),
         published=True,
         latency_ms=12,
-        scripted=_batch_waiting,
+        scripted=batch_waiting,
     ),
     Campaign(
         "Qwen3 32B, vLLM 0.12",
@@ -221,7 +146,7 @@ CAMPAIGNS = (
         "Qwen3 32B, TensorRT-LLM",
         ("Qwen/Qwen3-32B",),
         "trtllm",
-        (_32B, *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, _FP8_CACHE),
+        (_32B, *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, FP8_CACHE),
         waves=15,
         shortest=_VARIED,
         latency_us=70,
@@ -243,7 +168,7 @@ CAMPAIGNS = (
         (_8B, *_SGLANG),
         shortest=_VARIED,
         most_running=488,
-        scripted=_static_memory,
+        scripted=static_memory,
     ),
     Campaign(
         "Llama 3.1 8B fp8, vLLM 0.12",
@@ -258,13 +183,13 @@ CAMPAIGNS = (
         "sglang",
         (_32B, *_SGLANG),
         shortest=(1.0, 1.0),
-        scripted=_static_memory,
+        scripted=static_memory,
     ),
     Campaign(
         "Qwen3 32B nvfp4, TensorRT-LLM",
         ("nvidia/Qwen3-32B-NVFP4",),
         "trtllm",
-        (_32B, *_TRTLLM, _BUDGET, _FP8_CACHE),
+        (_32B, *_TRTLLM, _BUDGET, FP8_CACHE),
         shortest=_VARIED,
     ),
     Campaign(
@@ -275,12 +200,7 @@ CAMPAIGNS = (
         published=True,
         latency_ms=4,
         types={"nvfp4": "auto"},
-        # Those of B200 ask for it.
-        scripted=lambda row: [
-            *_cache(row, "h100_sxm", "h200_sxm"),
-            *_divided(row),
-            *([] if row.system == "b200_sxm" else _fused(row)),
-        ],
+        scripted=gpt_oss_vllm,
     ),
     Campaign(
         "gpt-oss 120B, TensorRT-LLM",
@@ -290,7 +210,7 @@ CAMPAIGNS = (
         published=True,
         latency_ms=12,
         types={"nvfp4": "auto"},
-        scripted=lambda row: [*_cache(row, "h200_sxm"), *_divided(row)],
+        scripted=gpt_oss_trtllm,
     ),
     Campaign(
         "MiniMax M2.5, vLLM",
@@ -300,7 +220,7 @@ CAMPAIGNS = (
         published=True,
         latency_ms=4,
         types=_AS_STORED,
-        scripted=_minimax,
+        scripted=minimax,
     ),
     Campaign(
         "DeepSeek V3 and R1, SGLang",
@@ -309,7 +229,7 @@ CAMPAIGNS = (
         ("model=deepseek_v3", *_SGLANG),
         published=True,
         types=_AS_STORED,
-        scripted=_polled,
+        scripted=polled,
     ),
     Campaign(
         "DeepSeek V3 and R1, TensorRT-LLM",
@@ -319,7 +239,7 @@ CAMPAIGNS = (
         published=True,
         latency_ms=12,
         types=_AS_STORED,
-        scripted=_deepseek_trtllm,
+        scripted=deepseek_trtllm,
     ),
     Campaign(
         "Kimi K2.5, vLLM",
@@ -329,7 +249,7 @@ CAMPAIGNS = (
         published=True,
         latency_ms=4,
         types=_AS_STORED,
-        scripted=_kimi,
+        scripted=kimi,
     ),
     Campaign(
         "Qwen3 235B A22B, vLLM 0.12",
@@ -338,17 +258,17 @@ CAMPAIGNS = (
         ("model=qwen3_235b_a22b", "framework=vllm_synchronous", _BLOCK, _BUDGET),
         shortest=_VARIED,
         latency_us=40,
-        scripted=_divided,
+        scripted=divided,
     ),
     Campaign(
         "Qwen3 235B A22B, TensorRT-LLM",
         ("Qwen/Qwen3-235B-A22B-FP8",),
         "trtllm",
-        ("model=qwen3_235b_a22b", *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, _FP8_CACHE),
+        ("model=qwen3_235b_a22b", *_TRTLLM, "scheduler.ahead=false", _BLOCK, _BUDGET, FP8_CACHE),
         waves=15,
         shortest=_VARIED,
         latency_us=70,
-        scripted=_divided,
+        scripted=divided,
     ),
     Campaign(
         "Qwen3 235B A22B, SGLang",
@@ -356,7 +276,7 @@ CAMPAIGNS = (
         "sglang",
         ("model=qwen3_235b_a22b", *_SGLANG),
         shortest=_VARIED,
-        scripted=lambda row: [*_static_memory(row), *_divided(row)],
+        scripted=sglang,
     ),
 )
 

@@ -43,8 +43,7 @@ class Offload:
         self._holds: dict[Key, Tier] = {}  # what is loaded next, whatever is evicted to another tier meanwhile
         self._threads: dict[Tier, ThreadPoolExecutor] = {}
         self._room = {tier: Semaphore(_BACKLOG) for tier in tiers}
-        # What threads have written: tier, key, seconds, and whether it is there.
-        self._written: deque[tuple[Tier, Key, float, bool]] = deque()
+        self._written: deque[tuple[Tier, Key, float, bool]] = deque()  # by threads: seconds, whether it is there
         self.swaps = Swaps(self.store)
 
     def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
@@ -53,9 +52,7 @@ class Offload:
             self.store(key_of(contents[block]), block)
 
     def store(self, key: Key, block: int) -> Tier | None:
-        """The tier that stores a content: the first, which is given a copy of the block unless another does. None:
-        there is no room.
-        """
+        """The tier that stores a content: the first, which gets a copy unless another does. None: no room."""
         tier, first = self._tier_of(key), self.tiers[0]
         if tier is first:
             first.refresh(key)
@@ -65,7 +62,7 @@ class Offload:
             self._keep(0, key, page, block)
             if self._pages is not None:
                 first.counts.stored_s += perf_counter() - start
-        return self._store_of(key)
+        return self._tier_of(key, stored=True)
 
     def find(self, root: bytes, node: Prefix | None, parts: Iterable[bytes], before: int = 0) -> list[Key]:
         """The contents of these blocks of tokens that are in a tier, up to the first that is not or is not worth a
@@ -119,7 +116,7 @@ class Offload:
         """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
         them, and all of them back.
         """
-        first, missing = self.tiers[0], sum(self._store_of(key) is None for key in keys)
+        first, missing = self.tiers[0], sum(self._tier_of(key, stored=True) is None for key in keys)
         if self._pages is not None:
             counts = first.counts
             copied, seconds = counts.stored + counts.loaded, counts.stored_s + counts.loaded_s
@@ -237,11 +234,10 @@ class Offload:
             "swapped_in_blocks": self.swaps.blocks_in,
         }
         for tier, count in zip(self.tiers, counts, strict=True):
-            if not tier.is_counted:
-                continue
-            counters[f"{tier.name}_stored_blocks"] = count.stored
-            counters[f"{tier.name}_loaded_blocks"] = count.loaded
-            counters[f"{tier.name}_hit_tokens"] = count.hits * block_size
+            if tier.is_counted:
+                counters[f"{tier.name}_stored_blocks"] = count.stored
+                counters[f"{tier.name}_loaded_blocks"] = count.loaded
+                counters[f"{tier.name}_hit_tokens"] = count.hits * block_size
         return counters
 
     def close(self) -> None:
@@ -253,12 +249,9 @@ class Offload:
             if tier.store is not None:
                 tier.store.close()
 
-    def _tier_of(self, key: Key) -> Tier | None:
-        return next((tier for tier in self.tiers if key in tier), None)
-
-    def _store_of(self, key: Key) -> Tier | None:
-        """The same of tiers that store it: what others only lend may be gone when it is wanted back."""
-        return next((tier for tier in self.tiers if tier.is_counted and key in tier), None)
+    def _tier_of(self, key: Key, *, stored: bool = False) -> Tier | None:
+        """The first that has a content, or stores it: what others only lend may be gone when it is wanted back."""
+        return next((tier for tier in self.tiers if key in tier and (tier.is_counted or not stored)), None)
 
     def _lose(self, tier: Tier, key: Key) -> None:
         """A tier has not what it should have, and forgets it."""
