@@ -17,12 +17,13 @@ from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.advise.advice import Figures, Plan, Proposal, _unkept
-from kvlab.lab.advise.changes import Change, Price
+from kvlab.lab.advise.changes import Change, Price, TrafficFacts, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.search import Tried, ranked
 from kvlab.lab.advise.segments import alone, halves
 from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS
+from tests.support.plans import composed
 
 RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"
 TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arrival="trace")
@@ -200,3 +201,12 @@ def test_todays_settings_are_read_as_one_types_them(tmp_path: Path) -> None:
     assert current_words(str(file)) == words
     with pytest.raises(ConfigError, match="name a YAML file of settings"):
         current_words(str(tmp_path))
+
+
+@pytest.mark.parametrize(("hardware", "formats"), [("h100_sxm", {"fp8"}), ("b200_sxm", {"fp8", "nvfp4"})])
+def test_weights_in_four_bits_are_tried_where_a_device_multiplies_them(hardware: str, formats: set[str]) -> None:
+    config = composed("executor=simulated", f"hardware={hardware}")
+    facts = TrafficFacts(shares=False, misses=False, preempts=False, best_eviction=None, salts=0, pins=False)
+    changes = possible_changes(config, facts, 1)
+    tried = {change.settings["executor.weights"] for change in changes if "executor.weights" in change.settings}
+    assert tried == formats

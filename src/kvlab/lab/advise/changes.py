@@ -123,7 +123,11 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("type of K and V", {"kv.dtype": "fp8_e4m3"}, Price.QUALITY, _QUALITY.format("0.6 %"))
         yield Change("type of K and V", {"kv.dtype": "int8"}, Price.QUALITY, _QUALITY.format("less than 0.1 %"))
     if executor.weights in ("auto", "plain"):
-        yield Change("type of weights", {"executor.weights": "fp8"}, Price.QUALITY, "quality: not measured here")
+        has_fp4 = config.hardware is not None and "fp4" in config.hardware.tflops
+        for weights in ("fp8", *(["nvfp4"] if has_fp4 else [])):
+            yield Change(
+                "type of weights", {"executor.weights": weights}, Price.QUALITY, "quality: not measured here"
+            )
     if not kv.windows:
         yield Change("windows", {"kv.windows": True})
     if not paged or (not kv.prefix_sharing and not facts.shares):
