@@ -96,7 +96,7 @@ def test_steps_at_once_change_nothing(seed: int) -> None:
     requests = traffic(40, seed=seed, groups=8, gap_s=0.003)
     found = []
     for at_once in (True, False):
-        fleet = pulling(link=LinkConfig(setup_us=200.0), router=("round_robin", "precise", "random")[seed])
+        fleet = pulling(link=LinkConfig(setup_us=200.0), router=("round_robin", "load", "random")[seed])
         log = serve(fleet, requests, at_once=at_once)
         assert fleet.holdings is not None
         fleet.holdings.until(10.0)
