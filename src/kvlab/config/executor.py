@@ -38,9 +38,7 @@ class ExecutorConfig:
     kind: str = "torch"  # torch: PyTorch and kvlab's kernels; simulated: a device; playback: a recorded run
     device: str = "auto"  # cpu, cuda, or auto: cuda where there is one
     dtype: str = "bfloat16"  # of weights and activations: float32, bfloat16 or float16
-    weights: str = (
-        "auto"  # plain, in dtype; compact (exact, 12 bits); int8; int8_w8a8; simulated: fp8, nvfp4, int4_wo
-    )
+    weights: str = "auto"  # exact: plain or compact; int8, int8_w8a8; of simulated devices: fp8, nvfp4, int4_wo
     batching: str = "ragged"  # ragged: one forward pass for all sequences of a step; per_sequence: one for each
     threads: int | None = None  # CPU threads of each process; null: all cores that it may use, shared
     tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
