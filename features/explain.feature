@@ -108,7 +108,7 @@ Feature: Why did my request take so long
       And a run of "executor=simulated hardware=h100_sxm executor.timing=silicon executor.dtype=bfloat16 model=qwen3_8b kv.num_blocks=8 model.max_seq_len=128 workload.num_requests=9 workload.arrival=burst"
       When I explain it with "request=r8"
       Then the message says "half as many requests"
-      And the message says "pairs of measured vllm deployments half had their ratio predicted within"
+      And the message says "pairs of measured vllm deployments of dense models half had their ratio predicted within"
 
     @R27.13
     Scenario: A run that computed its steps is simulated by their times

@@ -112,7 +112,7 @@ Feature: Simulation
     Scenario: A prediction says how sure it is
       Given the tables of measured operations
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=l40s" on a tiny model
-      Then the message says "nine of ten of ... measured vllm deployments had tpot within ... and ttft within ...; none is on l40s"
+      Then the message says "nine of ten of ... measured vllm deployments of dense models had tpot within ... and ttft within ...; none is on l40s"
 
     @R29.21
     Scenario: Each predicted latency says how near it is likely to be

@@ -3,7 +3,7 @@
     python -m experiments.simulated_vs_silicon.run --every
 
 Simulates each row of the sample that is not in results.csv yet, in an order in which any part of them is a fair
-sample, and adds it there; then prints the tables and draws errors.png. `--campaign q32` takes those whose names
+sample, and adds it there; then prints the tables and draws the pictures. `--campaign q32` takes those whose names
 contain that, `--part 8` an eighth of them, `--again` those in results.csv too. Without `--every` it prints the
 tables alone. `--fit` takes the rows that coefficients may be fitted on, writes nothing, and prints what fits
 better; with `--grid` mean errors for each combination of values, as `--grid framework.request_us=0,2000
@@ -162,14 +162,14 @@ def main() -> None:
         saved.write(saved.read())
         print("\n".join(f"{count} rows: {why}" for why, count in lacking.most_common()))
         print(f"{len(jobs)} rows tried in {time.monotonic() - begin:.0f} s\n")
-    came = saved.read()
-    dense = [result for result in came if not result.is_sparse]
-    held_out = [result for result in dense if result.held_out]
-    parts = [table(held_out), *(by(held_out, name) for name in ("framework", "device", "model", "weights"))]
-    parts += [left_out(dense, name) for name in ("device", "model")]
-    parts.append(by([result for result in came if result.is_sparse and result.held_out], "model"))
-    print("\n\n".join("\n".join(part) for part in parts))
-    draw(dense).savefig(HERE / "errors.png")
+    came = [result for result in saved.read() if not result.was_cached]
+    for name, sparse in (("errors.png", False), ("errors_mixtures.png", True)):
+        kind = [result for result in came if result.is_sparse == sparse]
+        held_out = [result for result in kind if result.held_out]
+        parts = [table(held_out), *(by(held_out, field) for field in ("framework", "device", "model", "weights"))]
+        parts += [left_out(kind, field) for field in ("device", "model")]
+        print("\n\n".join("\n".join(part) for part in parts), end="\n\n")
+        draw(kind).savefig(HERE / name)
 
 
 if __name__ == "__main__":

@@ -75,11 +75,7 @@ def left_out(results: Sequence[Result], name: str) -> Iterable[str]:
     yield f"| {name} left out | rows | tpot, median | mean | ttft, median | mean |\n|---|---|---|---|---|---|"
     for value, rows in came.items():
         yield _line(value, rows)
-    every = [row for rows in came.values() for row in rows]
-    for kind, sparse in (("dense", False), ("mixtures", True)):
-        if rows := [row for row in every if row.is_sparse == sparse]:
-            yield _line(f"all, {kind}", rows)
-    yield _line("all", every)
+    yield _line("all", [row for rows in came.values() for row in rows])
 
 
 def refitted(rows: Sequence[Result], others: Sequence[Result]) -> list[Result]:

@@ -57,6 +57,7 @@ def test_a_mistake_names_its_key_and_value(override: str, sentence: str, monkeyp
     [
         ("hardware.memory=much", "hardware.memory=much: is not a size"),
         ("framework.version=new", "framework.version=new: must be a version, as 0.24.0"),
+        ("framework.version=0.10", "may be 0.10, which was read as a number; write 0.10.0"),
     ],
 )
 def test_what_defaults_depend_on_is_named(override: str, sentence: str) -> None:

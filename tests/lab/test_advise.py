@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.simulated_vs_silicon.results import read as results
 from kvlab.cli.advise import current_words
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
@@ -25,7 +25,6 @@ from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS
 from tests.support.plans import composed
 
-RESULTS = Path(__file__).parents[2] / "experiments/simulated_vs_silicon/results.csv"
 TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arrival="trace")
 
 
@@ -35,7 +34,7 @@ def outcome(e2el_ms: Sequence[float], **metrics: float) -> Outcome:
 
 
 def goal(kind: Kind, **limits: float) -> Goal:
-    return Goal(kind, limits, PAIRS["vllm"])
+    return Goal(kind, limits, PAIRS["vllm", False])
 
 
 def requests(count: int, per_s: float = 1.0, turns: int = 1) -> list[Request]:
@@ -54,21 +53,21 @@ def requests(count: int, per_s: float = 1.0, turns: int = 1) -> list[Request]:
 class TestErrorsOfPairs:
     """The published errors of predicted ratios are those of the experiment's rows."""
 
-    @pytest.mark.parametrize("framework", PAIRS)
-    def test_are_computed_from_measured_deployments(self, framework: str) -> None:
-        groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        with RESULTS.open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row["framework"] == framework:
-                    outputs = int(row["output"]) - 1
-                    pair = [float(row[f"{by}_ttft_ms"]) + outputs * float(row[f"{by}_tpot_ms"]) for by in BY]
-                    key = tuple(row[name] for name in ("campaign", "device", "weights", "prompt", "output"))
-                    groups.setdefault(key, []).append((pair[0], pair[1]))
+    @pytest.mark.parametrize(("framework", "is_sparse"), PAIRS)
+    def test_are_computed_from_measured_deployments(self, framework: str, is_sparse: bool) -> None:
+        groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        for row in results():
+            if (row.framework, row.is_sparse) == (framework, is_sparse):
+                pair = [
+                    getattr(row, f"{by}_ttft_ms") + (row.output - 1) * getattr(row, f"{by}_tpot_ms") for by in BY
+                ]
+                key = row.campaign, row.device, row.weights, row.prompt, row.output
+                groups.setdefault(key, []).append((pair[0], pair[1]))
         pairs = [pair for rows in groups.values() for pair in itertools.combinations(rows, 2)]
         ratios = [[math.log(first[by] / second[by]) for by in (0, 1)] for first, second in pairs]
         errors = [abs(measured - simulated) for measured, simulated in ratios]
         right = [(measured > 0) == (simulated > 0) for measured, simulated in ratios]
-        found = PAIRS[framework]
+        found = PAIRS[framework, is_sparse]
         assert found.pairs == len(pairs)
         assert found.half == pytest.approx(np.percentile(errors, 50), abs=6e-4)
         assert found.most == pytest.approx(np.percentile(errors, 90), abs=6e-4)
@@ -81,7 +80,7 @@ BY = ("measured", "simulated")
 class TestGain:
     def test_of_half_the_time_is_50_percent_with_the_error_of_ratios(self) -> None:
         gain = goal(Kind.LATENCY).gain(outcome([100.0] * 40), outcome([50.0] * 40))
-        half = PAIRS["vllm"].half
+        half = PAIRS["vllm", False].half
         assert gain.value == pytest.approx(50)
         assert gain.low == pytest.approx(100 * (1 - 0.5 * math.exp(half)))
         assert gain.high == pytest.approx(100 * (1 - 0.5 * math.exp(-half)))

@@ -107,7 +107,7 @@ def steps(log: RunLog) -> list[dict[str, Any]]:
     """Every record whole, but for the bytes of the pool's tensors: simulated, it has none."""
     rows = [asdict(step) for step in log.steps]
     for row in rows:
-        del row["pool"]["kv_bytes"]
+        row["pool"] = row["pool"]._replace(kv_bytes=0)
     return rows
 
 

@@ -52,6 +52,9 @@ def version_key(version: str) -> tuple[int, ...]:
     """As 0.19.0: (0, 19, 0), to compare with. Raises ConfigError for framework.version."""
     if not re.match(r"\d+\.\d+", version):
         raise ConfigError("framework.version", version, "must be a version, as 0.24.0")
+    if re.fullmatch(r"0\.[1-4]", version):  # older than anything that is known, or the number 0.10
+        text = f"may be {version}0, which was read as a number; write {version}0.0"
+        raise ConfigError("framework.version", version, text)
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 

@@ -80,15 +80,19 @@ def _same_device_and_model(case: Case, other: Case) -> bool:
     return (case.device, case.model) == (other.device, other.model)
 
 
+def _same_kind(case: Case, other: Case) -> bool:
+    return case.is_sparse == other.is_sparse
+
+
 def _same_device_or_model(case: Case, other: Case) -> bool:
-    return case.device == other.device or case.model == other.model
+    return _same_kind(case, other) and (case.device == other.device or case.model == other.model)
 
 
 #: Deployments of the same framework that are alike, the most alike first.
 _CLASSES: tuple[Callable[[Case, Case], bool], ...] = (
     _same_device_and_model,
     _same_device_or_model,
-    lambda case, other: case.is_sparse == other.is_sparse,
+    _same_kind,
 )
 
 
@@ -106,13 +110,28 @@ class PairErrors:
 
 #: Of pairs of measured deployments of one model on one device for the same lengths, with other numbers of requests
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
+#: By framework, and whether models are mixtures of experts.
 PAIRS = {
-    "vllm": PairErrors(1521, 0.041, 0.152, 0.976),
-    "trtllm": PairErrors(519, 0.039, 0.144, 0.996),
-    "sglang": PairErrors(93, 0.034, 0.102, 0.968),
+    ("vllm", False): PairErrors(1856, 0.038, 0.112, 0.978),
+    ("vllm", True): PairErrors(10359, 0.116, 0.344, 0.939),
+    ("trtllm", False): PairErrors(2842, 0.041, 0.145, 0.976),
+    ("trtllm", True): PairErrors(5910, 0.245, 0.643, 0.876),
+    ("sglang", False): PairErrors(158, 0.041, 0.436, 0.968),
+    ("sglang", True): PairErrors(4675, 0.161, 0.518, 0.883),
 }
-#: Of a framework without any: the widest of those.
-UNKNOWN_PAIRS = PairErrors(0, 0.041, 0.152, 0.0)
+
+
+def pair_errors(framework: str, *, is_sparse: bool) -> PairErrors:
+    """Of a framework without any the widest of the others."""
+    alike = [errors for (_, sparse), errors in PAIRS.items() if sparse == is_sparse]
+    widest = PairErrors(0, max(each.half for each in alike), max(each.most for each in alike), 0.0)
+    return PAIRS.get((framework, is_sparse), widest)
+
+
+def kind_of(is_sparse: bool) -> str:
+    """What such models are called."""
+    return "mixtures of experts" if is_sparse else "dense models"
+
 
 #: Planned over published KV blocks at starts of vLLM 0.9 and later, by device (experiments/planner_vs_vllm).
 PLANNED = {
@@ -123,7 +142,7 @@ PLANNED = {
     "rtx_pro_6000_server": (1.015, 0.984),
 }
 #: By how much an interval of a class and figure is widened about its median, in logarithms.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 1.9, 2.0), "ttft": (1.2, 2.3, 2.2)}
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.1, 1.8, 2.4), "ttft": (1.1, 1.9, 1.8)}
 
 
 @cache
@@ -188,14 +207,15 @@ def _quantile(errors: Sequence[float], share: float) -> float:
     return errors[int(place)] if share < 0.5 else errors[min(last, -int(-place // 1))]
 
 
-def how_sure(framework: str, device: str) -> str | None:
-    """What is known before a run, in words. None: no deployment of the framework was measured."""
-    known = [row for row in held_out() if row.case.framework == framework]
+def how_sure(framework: str, device: str, *, is_sparse: bool) -> str | None:
+    """What is known before a run, in words. None: no such deployment of the framework was measured."""
+    known = [row for row in held_out() if (row.case.framework, row.case.is_sparse) == (framework, is_sparse)]
     if not known:
         return None
     devices = sorted({row.case.device for row in known})
     figures = [f"{figure} within {100 * _within(known, figure):.0f} %" for figure in FIGURES]
-    text = f"nine of ten of {len(known)} measured {framework} deployments had {' and '.join(figures)}"
+    measured = f"{len(known)} measured {framework} deployments of {kind_of(is_sparse)}"
+    text = f"nine of ten of {measured} had {' and '.join(figures)}"
     return text if device in devices else f"{text}; none is on {device}"
 
 
@@ -208,13 +228,14 @@ def sentence(figures_ms: Mapping[str, float], errors: Mapping[str, Interval]) ->
     return "; ".join(parts)
 
 
-def ratios(framework: str) -> str:
+def ratios(framework: str, *, is_sparse: bool) -> str:
     """How near predicted ratios of latencies were to measured ones, in words; empty where none were measured."""
-    known = PAIRS.get(framework)
+    known = PAIRS.get((framework, is_sparse))
     if known is None:
         return ""
+    measured = f"{known.pairs:,} pairs of measured {framework} deployments of {kind_of(is_sparse)}"
     return (
-        f"of {known.pairs} pairs of measured {framework} deployments half had their ratio predicted within "
+        f"of {measured} half had their ratio predicted within "
         f"{100 * known.half:.0f} %, nine of ten within {100 * known.most:.0f} %"
     )
 

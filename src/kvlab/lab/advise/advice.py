@@ -12,7 +12,7 @@ from kvlab.lab.advise.changes import Price
 from kvlab.lab.advise.goal import HOLDS, Gain, Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.simulations import Outcome
-from kvlab.simulation.accuracy import PAIRS, ratios
+from kvlab.simulation.accuracy import pair_errors, ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,12 @@ def command_of(words: Sequence[str], settings: Mapping[str, Any], text: str) -> 
     return " ".join(["kvlab run", *map(shlex.quote, kept), *changes])
 
 
-def how_sure(framework: str) -> str:
+def how_sure(framework: str, *, is_sparse: bool) -> str:
     """What the errors of predicted gains have been."""
-    if not (text := ratios(framework)):
+    if not (text := ratios(framework, is_sparse=is_sparse)):
         return f"no deployments of {framework} were measured; errors are taken to be the widest of others"
-    return f"{text}, and of {100 * PAIRS[framework].direction:.0f} % the right one was the faster"
+    direction = pair_errors(framework, is_sparse=is_sparse).direction
+    return f"{text}, and of {100 * direction:.0f} % the right one was the faster"
 
 
 def _priced(figures: Figures) -> str:

@@ -12,7 +12,7 @@ from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import Advice, Figures, Plan, Proposal, command_of, how_sure
 from kvlab.lab.advise.changes import Change, merged
-from kvlab.lab.advise.goal import Goal
+from kvlab.lab.advise.goal import Goal, is_mixture
 from kvlab.lab.advise.headroom import replayed, summary
 from kvlab.lab.advise.search import Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
@@ -97,7 +97,7 @@ class Adviser:
             not_tried=tuple((single.change.text, single.reason) for single in tried if not single.gain),
             plan=planned,
             frontier=frontier,
-            sure=how_sure(config.framework.tables),
+            sure=how_sure(config.framework.tables, is_sparse=is_mixture(config)),
             simulations=simulations.count,
             notes=self._notes(today),
         )

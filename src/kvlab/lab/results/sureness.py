@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ class Predicted(NamedTuple):
     """
 
     framework: str
+    is_sparse: bool
     means_ms: dict[str, float]
     errors: dict[str, Interval]
     attainment: tuple[float, float] | None
@@ -34,7 +35,7 @@ class Predicted(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """What the run's summary keeps: measured / predicted - 1 of nine in ten, `low` and `high`."""
         kept: dict[str, Any] = {name: [own.low, own.high] for name, own in self.errors.items()}
-        return kept | {"framework": self.framework, "attainment": self.attainment}
+        return kept | {"framework": self.framework, "is_sparse": self.is_sparse, "attainment": self.attainment}
 
 
 def predicted(config: RunConfig, log: RunLog, replicas: int, *, is_sparse: bool) -> Predicted | None:
@@ -68,7 +69,7 @@ def predicted(config: RunConfig, log: RunLog, replicas: int, *, is_sparse: bool)
     if limits:
         slower, faster = ({name: most / (1 + errors[name][end]) for name, most in limits.items()} for end in (1, 0))
         attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
-    return Predicted(case.framework, means, errors, attainment)
+    return Predicted(case.framework, is_sparse, means, errors, attainment)
 
 
 def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = False) -> str | None:
@@ -81,8 +82,8 @@ def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = Fals
     text = f"predicted: nine of ten measured deployments like this had mean {' and '.join(parts)}"
     if len(known) == 1:
         text += _attained(known[0]["attainment"])
-    frameworks = {found["framework"] for found in known}
-    near = ratios(frameworks.pop()) if compared and len(frameworks) == 1 else ""
+    kinds = {(found["framework"], found.get("is_sparse", False)) for found in known}
+    near = _ratios_of(kinds) if compared else ""
     return f"{text}; {near}" if near else text
 
 
@@ -90,8 +91,21 @@ def ratios_off(plans: Iterable[EnginePlan]) -> str:
     """How near ratios of such simulated runs were to measured ones; empty unless all have measured operations of
     one framework whose ratios are known.
     """
-    timed = [isinstance(plan.timing, SiliconTiming) and plan.config.framework.tables for plan in plans]
-    return ratios(str(timed[0])) if len(set(timed)) == 1 and timed[0] else ""
+    timed = {
+        (plan.config.framework.tables, hasattr(plan.model, "experts"))
+        if isinstance(plan.timing, SiliconTiming)
+        else ("", False)
+        for plan in plans
+    }
+    return _ratios_of(timed)
+
+
+def _ratios_of(kinds: Collection[tuple[str, bool]]) -> str:
+    """By framework and whether models are mixtures; empty for several kinds."""
+    if len(kinds) != 1:
+        return ""
+    ((framework, is_sparse),) = kinds
+    return ratios(framework, is_sparse=is_sparse)
 
 
 def _attained(attainment: Sequence[float] | None) -> str:

@@ -40,7 +40,6 @@ from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
 _OF_SPARSE = "experts are loaded by the power law of their measurements"
-_DENSE_ALONE = "the errors that are known are of dense models"  # fewer mixtures than an interval takes
 #: What the tables call the types of weights, and of K and V.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
 _WEIGHTS |= {name: name for name in ("nvfp4", "int4_wo")}
@@ -69,11 +68,12 @@ class SiliconTiming(StepTiming):
         measured operations. Raises UnmeasuredError for shapes and types that the tables lack."""
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
-        self.because = how_sure(tables.framework, tables.device)
+        is_sparse = isinstance(model, SparseConfig)
+        self.because = how_sure(tables.framework, tables.device, is_sparse=is_sparse)
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
             self._groups = model.division.data
-            self.because = _OF_SPARSE if tables.framework == "vllm" else f"{_OF_SPARSE}; {_DENSE_ALONE}"
+            self.because = "; ".join(filter(None, (_OF_SPARSE, self.because)))
         else:
             found = operations(tables, model, devices, weights, kv)
         few = [tables.compile([operation]) for operation in found.few]
