@@ -431,7 +431,7 @@ Feature: The model computes what transformers computes
       And a number of a matrix takes 8 bits in memory with "executor.weights=int8", and 8 with "executor.weights=int8_w8a8"
 
     @R31.14
-    Scenario Outline: <settings>
+    Scenario Outline: No products in integers with <settings>
       When I run "<settings>" on a tiny model
       Then the command fails without a traceback
       And the message says "<message>"

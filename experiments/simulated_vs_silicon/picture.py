@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import product
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -34,10 +34,13 @@ def draw(results: Sequence[Result]) -> Figure:
         axes.plot(ends, ends, color=style.FAINT, linewidth=1)
         handles["formula of one line"] = axes.scatter(measured, formula, s=9, color=style.CACHED, marker="x")
         kinds = sorted({(row.framework, row.device) for row in results})
-        for kind, colour in zip(kinds, cycle((*style.LINES, style.YELLOW)), strict=False):
+        looks = product("o^", (*style.LINES, style.YELLOW))
+        for kind, (marker, colour) in zip(kinds, looks, strict=False):
             rows = [row for row in results if (row.framework, row.device) == kind]
             xs, ys = ([getattr(row, f"{by}_{name}_ms") for row in rows] for by in ("measured", "simulated"))
-            handles[" on ".join(kind)] = axes.scatter(xs, ys, s=15, color=colour, alpha=0.75, linewidths=0)
+            handles[" on ".join(kind)] = axes.scatter(
+                xs, ys, s=15, marker=marker, color=colour, alpha=0.75, linewidths=0
+            )
         axes.set_xlim(*ends)
         axes.set_ylim(*ends)
         style.title(axes, f"{title}", "simulated over measured; shaded: within a fifth")
