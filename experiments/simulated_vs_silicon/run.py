@@ -169,7 +169,7 @@ def main() -> None:
         parts = [table(held_out), *(by(held_out, field) for field in ("framework", "device", "model", "weights"))]
         parts += [left_out(kind, field) for field in ("device", "model")]
         print("\n\n".join("\n".join(part) for part in parts), end="\n\n")
-        draw(kind).savefig(HERE / name)
+        draw(kind).savefig(HERE / name, dpi=90)
 
 
 if __name__ == "__main__":
