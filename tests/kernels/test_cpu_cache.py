@@ -28,6 +28,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     monkeypatch.setattr(native, "_run", compiler.run)
     monkeypatch.setattr(native, "_open", compiler.load)
     monkeypatch.setattr(native, "_instruction_set", lambda _: "portable")
+    monkeypatch.setattr(native, "_int8_path", lambda _: "portable")
     monkeypatch.setattr(native, "_take_paths", lambda *_: None)
     monkeypatch.setattr(native, "_find_compiler", lambda _: "/bin/sh")
     return compiler
