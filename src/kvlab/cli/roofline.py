@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import bare_words, command, setting
 from kvlab.config import RunConfig
-from kvlab.config.executor import DTYPES, W8A8
-from kvlab.errors import ConfigError, KernelError
+from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvlab.lab.results.records import RunRecord
@@ -102,25 +101,15 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
     return rates
 
 
-def _in_int8() -> tuple[str, ...]:
-    """Products in integers, which only kvlab's kernels have."""
-    from kvlab.kernels.cpu.native import load
-
-    try:
-        load()
-    except KernelError:  # which `load` has logged
-        return ()
-    return (W8A8,)
-
-
 @command(__doc__, RooflineSettings, alone=True, written_out=bare_words("run"))
 def main(settings: RooflineSettings) -> int:
     import torch
 
     from kvlab.engine.threads import resolve_threads
+    from kvlab.lab.machine_rates import measurable
 
     torch.set_num_threads(resolve_threads(None))
-    for dtype in () if settings.run else (*DTYPES[:2], *_in_int8()):
+    for dtype in () if settings.run else measurable():
         _rates(dtype, again=settings.measure_again)
     for run in settings.run:
         _show_run(find_run(run), again=settings.measure_again)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kvlab.config.executor import W8A8
+from kvlab.config.executor import DTYPES, W8A8
 from kvlab.engine.threads import resolve_threads
 from kvlab.errors import KernelError, OutputError
 from kvlab.kernels.cpu.attention import paged_attention
@@ -102,6 +102,11 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     in_registers = list(rates_in_registers(library, threads).values()) if library else [0.0]
     able = in_registers if kind == torch.bfloat16 else in_registers[:1]  # float32 alone
     return MachineRates(read_bytes / seconds, max(rate, *able), rate)
+
+
+def measurable() -> tuple[str, ...]:
+    """What rates there are of on this machine: products in integers are of kvlab's kernels alone."""
+    return (*DTYPES[:2], W8A8) if _library() else DTYPES[:2]
 
 
 def _library() -> ctypes.CDLL | None:

@@ -195,6 +195,13 @@ class SparseConfig(DecoderConfig):
 
 
 _FAMILY = Family({"tie_word_embeddings": False, "decoder_sparse_step": 1, "first_k_dense_replace": 0})
+
+
+def is_mixture(model: object) -> bool:
+    """Whether it has experts among which a token chooses."""
+    return isinstance(model, SparseConfig)
+
+
 _LATENT = ("deepseek_v3", "kimi_k2")
 SPARSE = ("gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them

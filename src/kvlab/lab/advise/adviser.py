@@ -12,7 +12,7 @@ from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import Advice, Figures, Plan, Proposal, command_of, how_sure
 from kvlab.lab.advise.changes import Change, merged
-from kvlab.lab.advise.goal import Goal, is_mixture
+from kvlab.lab.advise.goal import Goal
 from kvlab.lab.advise.headroom import replayed, summary
 from kvlab.lab.advise.search import Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
@@ -21,6 +21,8 @@ from kvlab.lab.advise.simulations import Outcome, Simulations, devices_of, serve
 from kvlab.lab.explain.replayed import observe
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
+from kvlab.models.families import decoder_config
+from kvlab.models.sparse import is_mixture
 
 _CORES = 2  # that minutes= counts, on every machine, so that the same is simulated on all
 _PLANNED = 60  # simulations of a part: single changes, changes together, the other half, layouts
@@ -61,6 +63,7 @@ class Adviser:
     def advise(self) -> Advice:
         """The advice."""
         config, goal, simulations = self.config, self.goal, self.simulations
+        model = decoder_config(config.model, simulated=True)
         self._begin("today's settings")
         today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
@@ -97,7 +100,7 @@ class Adviser:
             not_tried=tuple((single.change.text, single.reason) for single in tried if not single.gain),
             plan=planned,
             frontier=frontier,
-            sure=how_sure(config.framework.tables, is_sparse=is_mixture(config)),
+            sure=how_sure(config.framework.tables, is_sparse=is_mixture(model)),
             simulations=simulations.count,
             notes=self._notes(today),
         )

@@ -11,16 +11,12 @@ from numpy.typing import NDArray
 from kvlab.config import RunConfig
 from kvlab.lab.advise.simulations import Outcome
 from kvlab.models.families import decoder_config
+from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import PairErrors, pair_errors
 
 HOLDS = 0.99  # share of requests within the limits
 _BLOCKS, _DRAWS, _INTERVAL = 20, 400, (5, 95)  # of the bootstrap over blocks of consecutive requests
 _LEAST = 0.01  # a gain below is no difference, however sure
-
-
-def is_mixture(config: RunConfig) -> bool:
-    """Whether the model has experts among which a token chooses."""
-    return hasattr(decoder_config(config.model, simulated=True), "experts")
 
 
 class Kind(StrEnum):
@@ -64,7 +60,8 @@ class Goal:
     @classmethod
     def of(cls, config: RunConfig, *, at_once: bool) -> Goal:
         """The goal of a configuration. `at_once`: its requests wait for nothing, so that throughput counts."""
-        limits, errors = config.slo.limits, pair_errors(config.framework.tables, is_sparse=is_mixture(config))
+        is_sparse = is_mixture(decoder_config(config.model, simulated=True))
+        limits, errors = config.slo.limits, pair_errors(config.framework.tables, is_sparse=is_sparse)
         kind = Kind.LEVELS if limits else Kind.THROUGHPUT if at_once else Kind.LATENCY
         return cls(kind, limits, errors)
 

@@ -10,6 +10,7 @@ from kvlab.config import RunConfig
 from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.metrics import ATTAINMENT, service_levels
 from kvlab.lab.run.drive import RunLog
+from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import FIGURES, Case, Interval, interval, ratios, sentence
 from kvlab.simulation.timings.silicon import SiliconTiming
 
@@ -91,13 +92,12 @@ def ratios_off(plans: Iterable[EnginePlan]) -> str:
     """How near ratios of such simulated runs were to measured ones; empty unless all have measured operations of
     one framework whose ratios are known.
     """
-    timed = {
-        (plan.config.framework.tables, hasattr(plan.model, "experts"))
-        if isinstance(plan.timing, SiliconTiming)
-        else ("", False)
-        for plan in plans
-    }
-    return _ratios_of(timed)
+    return _ratios_of(
+        {
+            (plan.config.framework.tables if isinstance(plan.timing, SiliconTiming) else "", is_mixture(plan.model))
+            for plan in plans
+        }
+    )
 
 
 def _ratios_of(kinds: Collection[tuple[str, bool]]) -> str:

@@ -23,6 +23,7 @@ from kvlab.lab.run.reporter import Reporter
 from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.tracking import RunStatus
+from kvlab.models.sparse import is_mixture
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
 
@@ -100,7 +101,7 @@ def _predicted(plan: RunPlan | PeerPlan, log: RunLog) -> Predicted | None:
     """How sure the latencies are that measured operations predict; None: of another run."""
     if not isinstance(plan, RunPlan) or plan.groups or not isinstance(plan.timing, SiliconTiming):
         return None
-    return predicted(plan.config, log, len(plan.replicas), is_sparse=hasattr(plan.model, "experts"))
+    return predicted(plan.config, log, len(plan.replicas), is_sparse=is_mixture(plan.model))
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:

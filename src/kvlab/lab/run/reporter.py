@@ -25,6 +25,7 @@ from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note
 from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.models.sparse import is_mixture
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.silicon import SiliconTiming
@@ -199,7 +200,7 @@ def _of_timing(plan: RunPlan, log: RunLog) -> list[str]:
             served = replace(
                 log, records=[record for record in log.records if first <= record.replica < last], refused=[]
             )
-            sure = predicted(own.config, served, count, is_sparse=hasattr(own.model, "experts"))
+            sure = predicted(own.config, served, count, is_sparse=is_mixture(own.model))
             found.append(None if sure is None else sure.sentence())
         remarks += [remark if is_all else f"{name}: {remark}" for remark in found if remark is not None]
         first = last
