@@ -23,7 +23,7 @@ from kvlab.errors import RequestRefusedError
 from tests.support.engines import assert_empty
 from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
-REQUESTS = int(os.environ.get("KVLAB_SOAK_REQUESTS", "2000"))
+REQUESTS = int(os.environ.get("KVLAB_SOAK_REQUESTS", "1200"))
 OVERLOAD, ABORTED, FAULTS = 1.5, 0.01, 0.01
 _SYSTEM = [tuple(range(1000 * group, 1000 * group + 24)) for group in range(4)]
 

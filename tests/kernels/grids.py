@@ -19,8 +19,8 @@ def folded(test: Callable[..., None]) -> Callable[..., None]:
     """The test with all that `parametrize` gives it, one after another; a failure names its case.
 
     All cases for the architecture that this machine uses, and on a GPU. For other architectures and in Triton's
-    interpreter, so many that each pair of two settings' values is among them. `KVLAB_KERNEL_CASES`: `all` cases, or
-    `pairs`, for every one.
+    interpreter, so many that each pair of two settings' values is among them. `KVLAB_KERNEL_CASES`: `all` cases,
+    `pairs`, or `values`, so many that each value is among them, for every one.
     """
     grid = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
     settings = [_settings(*mark.args) for mark in grid]
@@ -59,21 +59,21 @@ def _settings(names: str | tuple[str, ...], values: Any) -> list[Case]:
 def _cases(request: pytest.FixtureRequest, settings: list[list[Case]]) -> list[tuple[Case, ...]]:
     architecture = getattr(request.node, "callspec", None) and request.node.callspec.params.get("cpu_architecture")
     usual = "all" if architecture == "native" or torch.cuda.is_available() else "pairs"
-    whole = list(product(*settings))
-    return whole if os.environ.get("KVLAB_KERNEL_CASES", usual) == "all" else _with_each_pair(whole)
+    whole, asked = list(product(*settings)), os.environ.get("KVLAB_KERNEL_CASES", usual)
+    return whole if asked == "all" else _with_each(2 if asked == "pairs" else 1, whole)
 
 
-def _with_each_pair(whole: list[tuple[Case, ...]]) -> list[tuple[Case, ...]]:
-    """Few of a grid's cases, which have each pair of two settings' values: again and again the case with the most
-    pairs that no chosen one has.
+def _with_each(count: int, whole: list[tuple[Case, ...]]) -> list[tuple[Case, ...]]:
+    """Few of a grid's cases, which have each combination of the values of `count` settings: again and again the
+    case with the most combinations that no chosen one has.
     """
     values = [sorted((name, str(value)) for setting in case for name, value in setting) for case in whole]
-    if len(values[0]) == 1:
+    if len(values[0]) < count:
         return whole
-    pairs = [set(combinations(each, 2)) for each in values]
-    missing, chosen = set().union(*pairs), list[tuple[Case, ...]]()
+    sets = [set(combinations(each, count)) for each in values]
+    missing, chosen = set().union(*sets), list[tuple[Case, ...]]()
     while missing:
-        most = max(range(len(whole)), key=lambda at: len(pairs[at] & missing))
+        most = max(range(len(whole)), key=lambda at: len(sets[at] & missing))
         chosen.append(whole[most])
-        missing -= pairs[most]
+        missing -= sets[most]
     return chosen

@@ -102,7 +102,7 @@ def test_kernels_touch_only_what_is_theirs_and_do_nothing_undefined(
     options += ["-k", f"({architecture}) and not test_libraries_of_other or test_each_gives_the_product"]
     if not WHOLE:  # more of the same products
         options[-1] = f"({options[-1]}) and not test_a_row_depends_on_no_other and not test_outputs_in_float32"
-    process = start(sanitized | {"KVLAB_KERNEL_CASES": "all" if WHOLE else "pairs"}, *options, *files)
+    process = start(sanitized | {"KVLAB_KERNEL_CASES": "all" if WHOLE else "values"}, *options, *files)
     said = process.communicate()[0]
     assert process.returncode == 0, said[-8000:]
     assert " passed" in said

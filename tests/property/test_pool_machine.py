@@ -87,7 +87,7 @@ class SharingLfuMachine(SharingMachine):
 PagedMachine.TestCase.settings = examples(25)
 SingleTokenBlocksMachine.TestCase.settings = examples(12)
 SlottedMachine.TestCase.settings = examples(20)
-SharingMachine.TestCase.settings = examples(200)
+SharingMachine.TestCase.settings = examples(100)
 RetentionMachine.TestCase.settings = examples(5)
 TieredMachine.TestCase.settings = examples(14)
 SharingFifoMachine.TestCase.settings = examples(25)

@@ -27,6 +27,7 @@ from tests.support.tracking import empty_store
 #: A model and a workload that take a fraction of a second.
 TINY = (
     "model=qwen3_tiny",
+    "model.max_seq_len=256",  # which decides how much memory is set to zero
     "figures=false",  # which take a second
     "executor.threads=1",
     "workload.num_requests=3",
