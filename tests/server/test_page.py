@@ -84,6 +84,17 @@ def test_what_people_and_models_write_stays_text(browser: Browser, server: Serve
         assert page.locator("#log img, #log b").count() == 0
 
 
+def test_what_is_typed_before_the_server_answers_is_kept(browser: Browser, server: Served) -> None:
+    with opened(browser, server.url) as page:
+        says(page, "#status", "ready")
+        usual = page.get_by_label("Max tokens").input_value()
+        page.evaluate("() => { delete $('try').dataset.takes; showPrompt(); }")
+        assert page.get_by_label("Max tokens").input_value() == usual
+        page.get_by_label("Max tokens").fill("3")
+        page.evaluate("() => { delete $('try').dataset.takes; showPrompt(); }")
+        assert page.get_by_label("Max tokens").input_value() == "3"
+
+
 @pytest.mark.parametrize("width", [308, 840])
 def test_a_map_of_any_pool_fits_and_its_cells_can_be_seen(browser: Browser, server: Served, width: int) -> None:
     with opened(browser, server.url) as page:
