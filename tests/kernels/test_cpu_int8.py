@@ -69,6 +69,16 @@ def test_signs_that_agree_everywhere_do_not_saturate() -> None:
 
 
 @pytest.mark.usefixtures("cpu_architecture")
+def test_no_pair_of_numbers_saturates_with_the_largest_weights() -> None:
+    """Which pairs are multiplied in two parts is decided by their sums: here is each, in a row of its own."""
+    numbers = torch.arange(-127, 128)
+    x = torch.nn.functional.pad(torch.cartesian_prod(numbers, numbers), (0, 2)).bfloat16()
+    x[:, 3] = 127  # so that a row's scale is 1
+    for weight in (torch.ones(1, 4).bfloat16(), -torch.ones(1, 4).bfloat16()):
+        assert torch.equal(packed(weight).multiply(x, in_float32=True), w8a8.multiply(x, weight))
+
+
+@pytest.mark.usefixtures("cpu_architecture")
 def test_nothing_beside_a_row_is_read_and_nothing_beside_the_outputs_is_written() -> None:
     for rows, outputs, inputs in ((1, 17, 33), (5, 16, 62), (13, 70, 64), (25, 40, 131)):
         wide = torch.full((rows + 2, inputs + 40), torch.nan).bfloat16()

@@ -1,7 +1,8 @@
 // The instructions that multiply four pairs of int8, a quad, and add the products to 32 bits.
 //
 // They take one side unsigned. Where there is no VNNI, `vpmaddubsw` adds two products in 16 bits, and saturates beyond them.
-// With |x0| + |x1| <= 128 it cannot: 255 * 128 < 2^15. `any_large` says whether a pair of x is larger.
+// With |x0 + x1| <= 128 it cannot: 255 * 128 < 2^15, and two products of unlike signs are less than the larger of them.
+// `any_large` says whether a pair of x is larger.
 #pragma once
 
 #include "simd.hpp"
@@ -29,8 +30,8 @@ INLINE Ints add_quads(Ints sum, Words weights, Words x) {
 }
 
 INLINE bool any_large(Words x) {
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)x), _mm512_set1_epi8(1));
-    return _mm512_cmpgt_epi16_mask(pairs, _mm512_set1_epi16(128)) != 0;
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), (__m512i)x);
+    return _mm512_cmpgt_epi16_mask(_mm512_abs_epi16(pairs), _mm512_set1_epi16(128)) != 0;
 }
 #elif defined(__AVXVNNI__) && defined(__AVX2__) && !defined(__AVX512F__)
 constexpr const char* INT8_NAME = "avx-vnni";
@@ -50,8 +51,8 @@ INLINE Ints add_quads(Ints sum, Words weights, Words x) {
 }
 
 INLINE bool any_large(Words x) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)x), _mm256_set1_epi8(1));
-    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(pairs, _mm256_set1_epi16(128))) != 0;
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), (__m256i)x);
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(_mm256_abs_epi16(pairs), _mm256_set1_epi16(128))) != 0;
 }
 #elif defined(__SSE2__) && !defined(__AVX512F__)
 constexpr const char* INT8_NAME = FLOATS_NAME;

@@ -69,7 +69,7 @@ int split_large(int8_t* row, int quads, Rest* rests) {
         for (int i = quad; i < quad + width; ++i) {
             int8_t *const numbers = row + i * QUAD, rest[QUAD] = {};
             for (int first = 0; first < QUAD; first += 2) {
-                if (std::abs(numbers[first]) + std::abs(numbers[first + 1]) <= 128) continue;
+                if (std::abs(numbers[first] + numbers[first + 1]) <= 128) continue;
                 for (int at = first; at < first + 2; ++at) {
                     rest[at] = int8_t(numbers[at] / 2);
                     numbers[at] = int8_t(numbers[at] - rest[at]);
