@@ -46,11 +46,11 @@ Feature: Simulation
       And the message says "<message>"
 
       Examples:
-        | watts | devices | fleet                                       | all | message                                                  |
-        | 72    | 1       | seed=0                                      | 72  | energy of an output token, at most (data sheet) ... J    |
-        | 72    | 2       | executor.tensor_parallel=2                  | 144 | energy of a million output tokens, at most (data sheet) ... kWh |
-        | 72    | 4       | executor.tensor_parallel=2 fleet.replicas=2 | 288 | energy of an output token, at most (data sheet)          |
-        | 0     | 1       | seed=0                                      | 0   | output tokens                                            |
+        | watts | devices | fleet                                       | all | message                                  |
+        | 72    | 1       | seed=0                                      | 72  | energy of an output token, at most ... J |
+        | 72    | 2       | executor.tensor_parallel=2                  | 144 | energy of an output token, at most ... J |
+        | 72    | 4       | executor.tensor_parallel=2 fleet.replicas=2 | 288 | energy of an output token, at most ... J |
+        | 0     | 1       | seed=0                                      | 0   | output tokens                            |
 
   Rule: Steps take as long as their operations were measured to take, where the tables are installed
 
@@ -118,7 +118,7 @@ Feature: Simulation
     Scenario: Each predicted latency says how near it is likely to be
       Given the tables of measured operations
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm" on a tiny model
-      Then the message says "ttft ... (measured deployments like this: within ... %, 90 % of them); tpot ... (measured deployments like this"
+      Then the message says "predicted: ttft ... (measured deployments like this: within ... %, 90 % of them); tpot ... (measured deployments like this"
 
     @R29.4
     Scenario: Two devices over PCIe exchange as the version did that is asked for

@@ -176,6 +176,12 @@ def message_says(commands: list[Command], text: str) -> None:
     assert re.search(pattern, message), message
 
 
+@then(parsers.parse('of "{text}" it is said once'))
+def said_once(commands: list[Command], text: str) -> None:
+    pattern = ".*?".join(re.escape(part.strip()) for part in text.split("..."))
+    assert len(re.findall(pattern, " ".join(commands[-1].output.split()))) == 1, commands[-1].output
+
+
 @then(
     parsers.parse(
         'the run used the choice "{kv}" for "kv", "{scheduler}" for "scheduler" and "{attention}" for "attention"'

@@ -35,6 +35,8 @@ _EXTRAS = {
     "ray": ("ray", "ray"),
 }
 
+_said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
+
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def job(cfg: DictConfig) -> dict[str, Any] | None:
@@ -85,6 +87,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             parent_run_id=point.parent_run_id if point else None,
             heading=point.heading if point else None,
             beside=beside,
+            said=_said.setdefault(hydra_config.sweep.dir, set()) if point else set(),
         )
         result = execute(config, context)
     except Exception as error:

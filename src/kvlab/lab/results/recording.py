@@ -55,6 +55,7 @@ class RunContext:
     written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
     beside: TrackingProcess | None = None  # which tracks the run; None: this process does
+    said: set[str] = field(default_factory=set)  # by runs of the sweep before it, which is not said again
 
     @classmethod
     def of(cls, made: Composition, directory: Path, console: Terminal, name: str, **sweep: Any) -> RunContext:

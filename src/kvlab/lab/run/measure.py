@@ -53,8 +53,7 @@ def _energy(plan: RunPlan, log: RunLog, output_tokens: float) -> dict[str, float
     watts = [count * hardware.power_watts for hardware, count in devices if hardware is not None]
     if plan.is_real or not output_tokens or len(watts) < len(devices) or not all(watts):
         return {}
-    joules = sum(watts) * log.duration_s / output_tokens
-    return {"energy/output_token_j_most": joules, "energy/million_tokens_kwh_most": joules / 3.6}
+    return {"energy/output_token_j_most": sum(watts) * log.duration_s / output_tokens}
 
 
 def _prompts(served: Served) -> dict[str, float]:

@@ -30,6 +30,8 @@ from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.silicon import SiliconTiming
 
+WARNING, PREDICTED = "warning", "predicted"  # kinds of notes
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -49,9 +51,15 @@ class Reporter:
     def __init__(self, context: RunContext) -> None:
         self.context, self.console = context, context.console
 
-    def note(self, text: str, kind: str = "warning") -> None:
+    def note(self, text: str, kind: str = WARNING) -> None:
         """What a user should know."""
         print_note(self.console, text, kind)
+
+    def _once(self, text: str) -> None:
+        """What is the same for most runs of a sweep."""
+        if text not in self.context.said:
+            self.console.print(text)
+            self.context.said.add(text)
 
     def announce(self, plan: RunPlan | PeerPlan) -> None:
         """What is about to run."""
@@ -81,7 +89,7 @@ class Reporter:
         weights = config.executor.weights_dtype
         if plan.weights_format == "compact":
             weights += ", kept in 12 bits each"
-        console.print(
+        self._once(
             f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
             f"{format_bytes(plan.weights.parameters)} in {weights}; {'' if plan.groups else _cache(plan) + '; '}"
             f"{computed}{len(plan.requests)} requests on {plan.machine}"
@@ -94,7 +102,7 @@ class Reporter:
             if plan.groups:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if group.plan.timing is not None:
-                console.print(name + _as_simulated(group.plan, group.plan.timing))
+                self._once(name + _as_simulated(group.plan, group.plan.timing))
 
     def estimate(self, plan: RunPlan | PeerPlan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -124,8 +132,8 @@ class Reporter:
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")
         self.answers(log)
-        for remark in _remarks(plan, log, sure):
-            self.note(remark)
+        for kind, remark in _remarks(plan, log, sure):
+            self.note(remark, kind)
 
     def answers(self, log: RunLog) -> None:
         """A sample of a run's words; none in a sweep, whose points would drown in them."""
@@ -177,31 +185,32 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
-def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> list[str]:
-    remarks = [] if log.engine_report is None else list(log.engine_report.notes)
+def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
+    """Of which kind each is, and what it says."""
+    remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
     if isinstance(plan, RunPlan):
         remarks += _of_timing(plan, log)
-    remarks += [] if sure is None else [sure.sentence()]
+    remarks += [] if sure is None else [(PREDICTED, sure.sentence())]
     is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
     load = offered_load(log.records) if is_open and not log.interrupted else None
     if load is not None and (sentence := load.sentence()):
-        remarks.append(sentence)
+        remarks.append((WARNING, sentence))
     return remarks
 
 
-def _of_timing(plan: RunPlan, log: RunLog) -> list[str]:
+def _of_timing(plan: RunPlan, log: RunLog) -> list[tuple[str, str]]:
     """What to know of the times of each group's steps, and how sure they are where groups differ."""
-    remarks, first = [], 0
+    remarks, first = list[tuple[str, str]](), 0
     for name, count, own in plan.parts:
         last, is_all = first + count, not plan.groups
         steps = log.steps if is_all else [step for step in log.steps if first <= step.replica < last]
-        found = [own.timing.remark(steps) if own.timing is not None else None]
+        found = [(WARNING, own.timing.remark(steps) if own.timing is not None else None)]
         if plan.groups and isinstance(own.timing, SiliconTiming):
             served = replace(
                 log, records=[record for record in log.records if first <= record.replica < last], refused=[]
             )
             sure = predicted(own.config, served, count, is_sparse=is_mixture(own.model))
-            found.append(None if sure is None else sure.sentence())
-        remarks += [remark if is_all else f"{name}: {remark}" for remark in found if remark is not None]
+            found.append((PREDICTED, None if sure is None else sure.sentence()))
+        remarks += [(kind, text if is_all else f"{name}: {text}") for kind, text in found if text is not None]
         first = last
     return remarks

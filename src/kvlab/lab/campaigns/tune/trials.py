@@ -48,6 +48,7 @@ class Trials:
         self.interrupted = False
         self.unwritten: list[object] = []
         self._tracker = Tracker()
+        self._said: set[str] = set()
 
     def compose(self, point: str) -> Composition:
         """The run with the settings of `point` too, which are words of a command line. Raises a KvlabError."""
@@ -66,7 +67,14 @@ class Trials:
             title = heading + (f", repeat {repeat}" if repeats > 1 else "")
             parent = self._tracker.run_id
             context = RunContext.of(
-                composed, directory, self.console, point, in_sweep=True, parent_run_id=parent, heading=title
+                composed,
+                directory,
+                self.console,
+                point,
+                in_sweep=True,
+                parent_run_id=parent,
+                heading=title,
+                said=self._said,
             )
             try:
                 result = execute(config, context)
