@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.simulated_vs_silicon.sample import Row
 
 FP8_CACHE = "kv.dtype=fp8_e4m3"
+_LAUNCHED = "framework.prompts_us=134000"  # of DeepSeek's 61 layers, 2.2 ms each, where no graph holds them
 _WORKING = 0.012  # share of a B200 that a step's working memory takes, which TensorRT-LLM and SGLang count apart
 _DEEPSEEK_BYTES = {"fp8": 6.8e11, "nvfp4": 3.9e11}  # of all matrices and scales
 
@@ -56,19 +57,19 @@ def _h100_cache(row: Row) -> list[str]:
 
 
 def polled(row: Row) -> list[str]:
-    """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them. What
-    `--mem-fraction-static` is the share of has no working memory in it.
+    """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them. Four
+    devices, of which weights in fp8 leave little, have `--mem-fraction-static 0.95`, beside working memory.
     """
     four = row.devices == 4 and row.experts != "nvfp4"
     interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 and not four else 10
     tokens = 16384 if row.experts == "nvfp4" else 8192 if four else 32768
     running = 256 if row.system == "h200_sxm" or row.experts == "nvfp4" else 32 if four else 128
-    static = 0.82 if row.system == "h200_sxm" else 0.85 if row.experts == "nvfp4" else 0.95 if four else 0.82
     return [
         f"scheduler.prefill_wait_steps={interval // 2}",
         f"scheduler.max_batched_tokens={tokens}",
         f"scheduler.max_batch_size={min(running, row.concurrency)}",
-        f"executor.memory_utilization={static + _WORKING:.3f}",
+        *([f"executor.memory_utilization={0.95 + _WORKING}"] if four else []),
+        _LAUNCHED,
         *cache(row, "h200_sxm"),
         *divided(row),
     ]
@@ -126,20 +127,29 @@ def kimi(row: Row) -> list[str]:
 
 def deepseek_trtllm(row: Row) -> list[str]:
     """K and V have a share of what weights and working memory leave. Experts were DeepGEMM's in fp8 before 2026,
-    and are CUTLASS's in nvfp4 where sequences are divided.
+    and are so, or CUTLASS's, where sequences are divided; graphs hold prompts for many clients in fp8 since.
     """
-    tokens = -(-(row.concurrency + row.prompt + 64) // 64) * 64
-    if row.experts == "nvfp4":
+    tokens, is_recent = -(-(row.concurrency + row.prompt + 64) // 64) * 64, row.measured > "2026"
+    if is_recent:
         tokens = max(tokens, 8192)
+    is_fp8 = row.experts != "nvfp4"
+    many = 128 if row.output == 8192 else 64
+    in_graphs = is_recent and row.system == "b200_sxm" and is_fp8 and row.concurrency >= many
+    waiting = (
+        []
+        if not in_graphs or row.prompt != row.output
+        else ["scheduler.prefill_wait_steps=40", f"scheduler.prefill_wait_tokens={round(0.8 * tokens)}"]
+    )
     share = 0.75 if row.system == "h200_sxm" or (row.devices, row.prompt) == (4, 8192) else 0.8
     memory = {"h200_sxm": 1.5e11}.get(row.system, 1.918e11)
     taken = min(0.98, _DEEPSEEK_BYTES[row.experts] / row.devices / memory + _WORKING)
-    tables = row.data_parallel > 1 if row.experts == "nvfp4" else row.measured < "2026"
+    tables = row.data_parallel > 1 or (is_fp8 and not is_recent)
     return [
         f"scheduler.max_batched_tokens={tokens}",
         f"executor.memory_utilization={share + (1 - share) * taken:.3f}",
         FP8_CACHE,
         *divided(row),
-        *_balanced(row, 60),
+        *(_balanced(row, 60) or waiting),
+        *([] if in_graphs else [_LAUNCHED]),
         *(["framework.expert_kernels=tables"] if tables else []),
     ]
