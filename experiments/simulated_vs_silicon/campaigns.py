@@ -212,7 +212,7 @@ CAMPAIGNS = (
         "gpt-oss 120B, TensorRT-LLM",
         ("openai/gpt-oss-120b",),
         "trtllm",
-        ("model=gpt_oss_120b", *_TRTLLM, "scheduler.max_batched_tokens=20000"),
+        ("model=gpt_oss_120b", *_TRTLLM),
         published=True,
         latency_ms=12,
         types={"nvfp4": "auto"},

@@ -86,7 +86,13 @@ def gpt_oss_trtllm(row: Row) -> list[str]:
     """`stream_interval: 20` and `num_postprocess_workers: 4`, which no other script has: what the host does for
     each sequence is done in one step of 20.
     """
-    return [*cache(row, "h200_sxm"), *divided(row), *_balanced(row, 50), f"framework.sequence_us={25 / 20}"]
+    return [
+        f"scheduler.max_batched_tokens={20_000 * row.data_parallel}",
+        "framework.sequence_us=1.25",
+        *cache(row, "h200_sxm"),
+        *divided(row),
+        *_balanced(row, 50),
+    ]
 
 
 def _balanced(row: Row, iterations: int) -> list[str]:
@@ -112,7 +118,7 @@ def minimax(row: Row) -> list[str]:
     is_first = row.experts == "nvfp4" and row.version.startswith("nightly")
     tokens = 8192 if is_first else 2 * row.prompt
     return [
-        f"scheduler.max_batched_tokens={max(tokens, row.concurrency)}",
+        f"scheduler.max_batched_tokens={max(tokens, row.concurrency) * row.data_parallel}",
         FP8_CACHE,
         *divided(row),
         *([] if is_first else fused(row)),
@@ -148,7 +154,7 @@ def deepseek_trtllm(row: Row) -> list[str]:
     taken = min(0.98, _DEEPSEEK_BYTES[row.experts] / row.devices / memory + _WORKING)
     tables = row.data_parallel > 1 or (is_fp8 and not is_recent)
     return [
-        f"scheduler.max_batched_tokens={tokens}",
+        f"scheduler.max_batched_tokens={tokens * row.data_parallel}",  # each group has so many
         f"executor.memory_utilization={share + (1 - share) * taken:.3f}",
         FP8_CACHE,
         *divided(row),

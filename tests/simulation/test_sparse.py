@@ -281,38 +281,6 @@ class TestMeasured:
         few, many = (timing._linear_s(rows) for rows in (256, 257))
         assert many > 1.01 * few
 
-    @pytest.mark.parametrize(
-        ("model", "least"),
-        [
-            ("gpt_oss_120b framework=vllm", 1.1),
-            ("gpt_oss_120b framework=trtllm", 2.0),
-            ("deepseek_v3 executor.tensor_parallel=8 framework=trtllm", 1.3),
-        ],
-    )
-    def test_generated_kernels_of_experts_are_faster_than_those_of_the_tables(
-        self, model: str, least: float
-    ) -> None:
-        def step_s(kernels: str, device: str = "b200_sxm") -> float:
-            settings = f"model={model} hardware={device} framework.expert_kernels={kernels}"
-            return self.timing(*settings.split()).device_s(np.full(64, 1), np.full(64, 1500), 64)
-
-        assert step_s("tables") > least * step_s("trtllm_gen")
-        if "gpt_oss" in model:  # a Hopper has none
-            assert step_s("tables", "h200_sxm") == step_s("trtllm_gen", "h200_sxm")
-
-    def test_norms_over_all_heads_exchange_their_variances(self) -> None:
-        plan = plan_engine(
-            composed(*SIMULATED, "executor.timing=silicon", "model=minimax_m2", "executor.tensor_parallel=4")
-        )
-        timing, model = plan.timing, plan.model
-        assert isinstance(timing, SiliconTiming)
-        assert isinstance(model, SparseConfig)
-        of_heads, of_all = (
-            SiliconTiming(timing._tables, replace(model, family=family), 4, "fp8_block", "bfloat16")
-            for family in ("qwen3_moe", "minimax_m2")
-        )
-        assert 62 * 8e-6 < of_all._linear_s(16) - of_heads._linear_s(16) < 62 * 25e-6
-
     def test_groups_wait_for_the_one_that_takes_longest(self) -> None:
         groups = ("executor.attention_data_parallel=8", "executor.expert_parallel=8", "framework=trtllm")
         timing = self.timing("model=deepseek_v3", *groups)
