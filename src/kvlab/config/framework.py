@@ -9,6 +9,7 @@ from kvlab.config.values import at_least, one_of
 from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
+EXPERT_KERNELS = ("tables", "trtllm_gen")
 NEWEST_VLLM = "0.32"  # whose defaults and memory an unset version has
 
 
@@ -19,10 +20,12 @@ class FrameworkConfig:
     name: str = "vllm"  # what it is called in tables and runs
     tables: str = "vllm"  # timing=silicon: whose kernels were measured: vllm, sglang or trtllm
     fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
+    expert_kernels: str = "tables"  # timing=silicon: of experts on Blackwell: those of its tables, or trtllm_gen
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
     fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
     device_token_us: float = 0.0  # timing=silicon: of all devices, for a token, beyond the measured operations
     step_us: float = 200.0  # of the host, for a step
+    prompts_us: float = 0.0  # of the host, to launch a step with prompts, which no graph holds: it takes no less
     sequence_us: float = 3.0  # of the host, for each sequence in a step
     token_us: float = 0.0  # of the host, for each token in a step
     overlap: bool = False  # the host prepares a step while the device computes the one before
@@ -32,8 +35,9 @@ class FrameworkConfig:
 
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
+        one_of("framework.expert_kernels", self.expert_kernels, EXPERT_KERNELS)
         times = ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us")
-        for name in (*times, "device_token_us"):
+        for name in (*times, "prompts_us", "device_token_us"):
             at_least(f"framework.{name}", getattr(self, name), 0)
         if self.fused_allreduce_mib is not None:
             at_least("framework.fused_allreduce_mib", self.fused_allreduce_mib, 0)
@@ -44,6 +48,8 @@ class FrameworkConfig:
 
     def step_s(self, device_s: float, sequences: int, tokens: int) -> float:
         """Seconds of a step whose work takes the device `device_s`."""
+        if tokens > sequences:
+            device_s = max(device_s, self.prompts_us * 1e-6)
         host_s = self.host_s(sequences, tokens)
         return max(device_s, host_s) if self.overlap else device_s + host_s
 

@@ -112,12 +112,12 @@ class PairErrors:
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
 #: By framework, and whether models are mixtures of experts.
 PAIRS = {
-    ("vllm", False): PairErrors(1856, 0.038, 0.112, 0.978),
-    ("vllm", True): PairErrors(10359, 0.116, 0.344, 0.939),
-    ("trtllm", False): PairErrors(2842, 0.041, 0.145, 0.976),
-    ("trtllm", True): PairErrors(5910, 0.245, 0.643, 0.876),
-    ("sglang", False): PairErrors(158, 0.041, 0.436, 0.968),
-    ("sglang", True): PairErrors(4675, 0.161, 0.518, 0.883),
+    ("vllm", False): PairErrors(2677, 0.039, 0.118, 0.975),
+    ("vllm", True): PairErrors(13805, 0.083, 0.223, 0.954),
+    ("trtllm", False): PairErrors(5831, 0.042, 0.142, 0.977),
+    ("trtllm", True): PairErrors(3893, 0.082, 0.240, 0.958),
+    ("sglang", False): PairErrors(411, 0.045, 0.465, 0.956),
+    ("sglang", True): PairErrors(4867, 0.109, 0.502, 0.909),
 }
 
 
@@ -142,7 +142,7 @@ PLANNED = {
     "rtx_pro_6000_server": (1.015, 0.984),
 }
 #: By how much an interval of a class and figure is widened about its median, in logarithms.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.1, 1.8, 2.4), "ttft": (1.1, 1.9, 1.8)}
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.1, 1.6, 1.8), "ttft": (1.1, 1.9, 1.8)}
 
 
 @cache

@@ -20,7 +20,7 @@ _GATHERED = 0.3  # likewise the embedding
 #: How uneven experts are loaded in the measurements that the package's models take: of DeepSeek V3's family, whose
 #: router is corrected to level the load, and of others.
 _LEVELLED, _UNEVEN = "power_law_1.01", "power_law_1.2"
-_MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits; in 8 where the former were not measured
+_MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits, and in 8 as generated kernels have them
 
 
 class Operations(NamedTuple):
@@ -81,6 +81,11 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     else:
         projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, formats, kv)
         linear += projections
+    if tensor > 1 and model.family == "minimax_m2":  # norms over all heads of q and of k: two variances in float32
+        linear += [
+            make.CustomAllReduce("variances", layers, 4, tensor),
+            make.ElementWise("variances", 2 * layers, (heads + kv_heads) * model.head_dim, 2, _STREAMED),
+        ]
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
     chosen = measured_experts(tables, model, formats.experts)
     shared = mixture.shared // tensor
@@ -111,7 +116,8 @@ def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) 
     modes = tables.types.MoEQuantMode.__members__
     shape = (model.hidden_size, mixture.size, mixture.active, mixture.count)
     load = _LEVELLED if model.latent else _UNEVEN
-    for name in _MXFP4 if experts == "mxfp4" else (experts,):
+    names = (_MXFP4[::-1] if tables.is_generated else _MXFP4) if experts == "mxfp4" else (experts,)
+    for name in names:
         if name in modes:
             placed = (division.expert_tensor, division.experts, modes[name], load, 1)
             found = make.MoE("experts", mixture.layers, *shape, *placed)

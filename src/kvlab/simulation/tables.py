@@ -34,20 +34,22 @@ _FUSED_SINCE = (0, 17)
 class StandIn(NamedTuple):
     """Operations that are taken from tables of other frameworks."""
 
-    kinds: tuple[str, ...]  # of the package's classes
-    mode: str  # their type
-    frameworks: tuple[str, ...]
+    product: str  # type of those of the package's GEMMs
+    frameworks: tuple[str, ...]  # the first that has such
+    experts: tuple[str, ...]  # likewise of its MoEs with framework.expert_kernels=trtllm_gen, and what it lacks
 
 
 #: Whose operations stand for such of a type as a framework's tables have them. vLLM's products in fp8 by blocks
 #: were measured with their launch, 55 us on a Hopper's host and 150 on a Blackwell's, which graphs do without; all
 #: have DeepGEMM's kernels. TensorRT-LLM's in nvfp4 take 2.3 us for each 1,024 inputs, as long for 1,280 outputs as
-#: for 10,240: those of a kernel that its tuner, which a server runs when it starts, leaves for others. Its experts
-#: in nvfp4 are CUTLASS's beyond 128 tokens, where servers are told to take its own kernels, which SGLang has, too.
+#: for 10,240: those of a kernel that its tuner, which a server runs when it starts, leaves for others. The kernels
+#: that TensorRT-LLM generates for experts on Blackwell were measured with SGLang in all types: its own tables have
+#: CUTLASS's in nvfp4 beyond 128 tokens and DeepGEMM's in fp8; in mxfp4 times fp8 it has few divisions, vLLM none.
 _STAND_INS = {
-    "vllm": StandIn(("GEMM",), "fp8_block", ("sglang", "trtllm")),
-    "trtllm": StandIn(("GEMM", "MoE"), "nvfp4", ("sglang", "vllm")),
+    "vllm": StandIn("fp8_block", ("sglang", "trtllm"), ()),
+    "trtllm": StandIn("nvfp4", ("sglang", "vllm"), ("nvfp4", "fp8_block")),
 }
+_GENERATED = 100  # least capability with those kernels
 
 
 class Compiled(NamedTuple):
@@ -92,6 +94,8 @@ class MeasuredTables:
         self._open = open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
         self._handle = self._links = open_tables(self._database)
         capability = int(databases.load_system_spec(name)["gpu"]["sm_version"])
+        #: Whether experts have the kernels that TensorRT-LLM generates.
+        self.is_generated = framework.expert_kernels == "trtllm_gen" and capability >= _GENERATED
         self.fused_bytes = _fused_mib(framework, capability, tensor_parallel) * 2**20
         # Collectives were measured with more versions than all else, and over PCIe differ most between them.
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
@@ -114,36 +118,43 @@ class MeasuredTables:
             return False
         parts = [operation]
         if isinstance(operation, self.operations.OverlapOp):  # of experts and what is beside them
-            parts = [part for part in operation._group_a if isinstance(part, self.operations.MoE)]
-        kinds = tuple(getattr(self.operations, kind) for kind in stand_in.kinds)
-        return any(
-            isinstance(part, kinds)
-            and getattr(getattr(part, "_quant_mode", None), "name", None) == stand_in.mode
-            and self._stands_in(part)
-            for part in parts
-        )
+            parts = [part for part in operation._group_a if _kind(part) == "MoE"]
+
+        def is_of(part: Any) -> bool:
+            if (kind := _kind(part)) == "GEMM":
+                return _type(part) == stand_in.product
+            if kind != "MoE" or not self.is_generated:
+                return False
+            return _type(part) in stand_in.experts or not self._holds(self._handle, part)
+
+        return any(is_of(part) and self._stands_in(part) for part in parts)
+
+    def _holds(self, handle: Any, operation: Any) -> bool:
+        try:
+            self._seconds(handle, self._engine.build_ops_json([operation]), 1, 1, 0, True)
+        except UnmeasuredError:
+            return False
+        return True
 
     def _stands_in(self, operation: Any) -> bool:
         """Whether the other framework's tables have it."""
-        if self._stand_in is None:
+        if self._stand_in is None or not self._holds(self._stand_in, operation):
             return False
-        try:
-            self._seconds(self._stand_in, self._engine.build_ops_json([operation]), 1, 1, 0, True)
-        except UnmeasuredError:
-            return False
+        if (whose := f", {_type(operation)} of {self._whose}") not in self.name:
+            self.name += whose
         return True
 
     @cached_property
     def _stand_in(self) -> Any:
         """Tables of another framework that have such products; None where there are none."""
-        _, mode, frameworks = _STAND_INS[self.framework]
+        mode, frameworks, _ = _STAND_INS[self.framework]
         product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[mode])
         spec = self._engine.build_ops_json([product])
         for framework in frameworks:
             with suppress(UnmeasuredError):
                 handle, version = self._other(framework)
                 self._seconds(handle, spec, 1, 1, 0, True)
-                self.name += f", {mode} of {framework} {version}"
+                self._whose = f"{framework} {version}"
                 return handle
         return None
 
@@ -211,6 +222,16 @@ class MeasuredTables:
             if computed and self.has(make("", 1, *_COMMONEST, stored, computed, head_size=128), prefill=True):
                 return name
         raise UnmeasuredError(kv_type)
+
+
+def _kind(operation: Any) -> str:
+    """The name of its class: those within others are of classes that the package's own are made from."""
+    return type(operation).__name__
+
+
+def _type(operation: Any) -> str:
+    """What its matrices are in; empty for one without."""
+    return str(getattr(getattr(operation, "_quant_mode", None), "name", ""))
 
 
 def _module(name: str) -> Any:

@@ -45,6 +45,8 @@ class SimulatedExecutor(Executor):
 
     def __init__(self, model: DecoderConfig, timing: StepTiming, framework: FrameworkConfig) -> None:
         self._timing, self._framework = timing, framework
+        # Groups of devices that share the sequences have a host process each.
+        self._groups = model.division.data if isinstance(model, SparseConfig) else 1
         tokens, ends = np.arange(model.vocab_size), np.array(model.eos_token_ids, np.int64)
         self._tokens = tokens[np.isin(tokens, ends, invert=True, kind="table")]
 
@@ -53,7 +55,8 @@ class SimulatedExecutor(Executor):
         drawn = self._draw((step.sequences[row] for row in rows.tolist()), step.num_outputs[rows])
         elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
         if not self._timing.includes_host:
-            elapsed_s = self._framework.step_s(elapsed_s, len(step.sequences), len(step.token_ids))
+            sequences, tokens = -(-len(step.sequences) // self._groups), -(-len(step.token_ids) // self._groups)
+            elapsed_s = self._framework.step_s(elapsed_s, sequences, tokens)
         return StepResult(drawn.tolist(), elapsed_s=elapsed_s)
 
     def run(
@@ -68,7 +71,8 @@ class SimulatedExecutor(Executor):
         if seconds is None:
             return None
         if not self._timing.includes_host:
-            sequences, tokens = len(new_tokens), int(new_tokens.sum())
+            sequences = -(-len(new_tokens) // self._groups)
+            tokens = -(-int(new_tokens.sum()) // self._groups)
             seconds = [self._framework.step_s(each, sequences, tokens) for each in seconds]
         outputs = num_outputs + np.arange(len(lengths))[:, None]
         return self._draw(specs, outputs), seconds
