@@ -125,6 +125,23 @@ Feature: Fleets
       Then all 8 requests were completed
       And the replicas of its requests are "0 1 0 0 0 0 0 1"
 
+    @R28.25
+    Scenario Outline: Beside a split <what>
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1" on a tiny model
+      And I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1 fleet.replicas=4 fleet.prefill=2 fleet.link.setup_us=1e6 fleet.life=[0.5:<life>]" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+      And the replicas of its requests are "<replica>"
+      And its routes.parquet has the stages "<stages>" of each request
+      And its metrics have <retried> as "fleet/retried"
+      And no block leaked
+
+      Examples:
+        | what                                                          | life    | replica | stages                        | retried |
+        | what a dead replica has computed is computed where it decodes | die:0   | 2       | prefill decode                | 0       |
+        | what a dead replica was to decode begins again                | die:2   | 3       | prefill decode prefill decode | 1       |
+        | a replica that drains sends what it has                       | drain:0 | 2       | prefill decode                | 0       |
+
   Rule: Replicas may have a store in common
 
     @R28.18
@@ -211,4 +228,5 @@ Feature: Fleets
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.scale.on=kv: decides which replicas serve; leave fleet.life out |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=3 fleet.prefill=1 | fleet.scale.least=3: is more than fleet.replicas=3 less fleet.prefill=1, the most |
-        | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=['1:die:0']: is of replicas that do both prefill and decode                        |
+        | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=1:die:0: leaves no replica that prefills for requests that arrive after 1 s      |
+        | fleet.replicas=3 fleet.prefill=2 fleet.life=[1:die:2] | fleet.life=1:die:2: leaves no replica that decodes for requests that arrive after 1 s       |

@@ -187,10 +187,10 @@ def check_holdings(fleet: Fleet) -> None:
     assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
 
 
-def _lives(draw: random.Random, replicas: int) -> list[str]:
-    lives = []
-    for number in range(draw.randrange(4)):
-        index = draw.randrange(1, replicas)  # the first is always there
+def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:
+    lives, stay = [], {0, prefill}  # of each stage one is always there
+    for number in range(draw.randrange(4) if replicas > len(stay) else 0):
+        index = draw.choice([each for each in range(replicas) if each not in stay])
         lives.append(f"{0.01 * number + 0.001:.4f}:{draw.choice(('die', 'drain', 'return'))}:{index}")
     return lives
 
@@ -214,6 +214,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         send=draw.choice(("prompt", "chunk", "layer")) if is_decode_first else "prompt",
     )
     prefill = draw.randrange(1, replicas) if is_split else 0
+    scale = _rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig()
     settings = FleetConfig(
         replicas=replicas,
         router=draw.choice(ROUTERS.names()),
@@ -221,10 +222,10 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         events_lost=draw.choice((0.0, 0.5)),
         prefill=prefill,
         split_tokens=draw.choice((0, 20)),
-        scale=_rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig(),
+        scale=scale,
         handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
-        life=[] if is_split else _lives(draw, replicas),
+        life=[] if scale.on else _lives(draw, replicas, prefill),
         store=draw.choice((None, "10", "100")),
         store_weight=draw.choice((0.0, 0.8)),
         neighbours=draw.random() < 0.5,

@@ -196,12 +196,12 @@ class FleetConfig:
 
     def _check_left(self, events: list[LifeEvent]) -> None:
         """Raise ConfigError where no replica is left for some requests."""
-        if events and self.prefill:
-            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
-            raise ConfigError("fleet.life", self.life, text)
-        there = set(range(self.replicas))
-        for event in events:
-            there = there | {event.replica} if event.event == "return" else there - {event.replica}
-            if not there:
-                text = f"leaves no replica for requests that arrive after {event.at_s:g} s"
-                raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)
+        every = range(self.replicas)
+        stages = {" that prefills": every[: self.prefill], " that decodes": every[self.prefill :]}
+        for stage, replicas in stages.items() if self.prefill else [("", every)]:
+            there = set(replicas)
+            for event in (each for each in events if each.replica in replicas):
+                there = there | {event.replica} if event.event == "return" else there - {event.replica}
+                if not there:
+                    text = f"leaves no replica{stage} for requests that arrive after {event.at_s:g} s"
+                    raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kvlab.core import RequestRecord, StepRecord
+from kvlab.core import FinishReason, RequestRecord, StepRecord
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
@@ -119,8 +119,12 @@ class DecodeFirst(Split):
                 record = replace(record, computed_prompt_tokens=computed, cached_tokens=first.cached_tokens)
             asked.on_finish(record)
 
+        def again(when_s: float) -> None:
+            self._end(name, when_s)
+            self.begin(asked, routed, when_s)
+
         try:
-            fleet.replicas[target].submit(asked._replace(on_finish=decoded), now)
+            fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
         except RequestRefusedError:
             self._end(name, now)
             raise
@@ -168,28 +172,42 @@ class DecodeFirst(Split):
         if not request.is_asked:
             request.is_asked = True
 
-            def aborted(record: RequestRecord) -> None:
-                self._fleet.replicas[request.target].engine.abort(name)
-
-            asked = Asked(request.asked.request, None, aborted)
-            self._fleet.at(ready_s, asked, partial(self._prefill, name, request))
+            self._fleet.at(ready_s, self._prompt(name, request), partial(self._prefill, name, request))
         return math.inf
+
+    def _prompt(self, name: str, request: _Request) -> Asked:
+        """A request's prompt, to be computed."""
+
+        def prefilled(record: RequestRecord) -> None:
+            if self._requests.get(name) is not request:
+                return
+            if record.completed:
+                request.first = record
+            elif record.finish_reason is FinishReason.ABORTED:
+                self._fleet.replicas[request.target].engine.abort(name)
+            else:
+                self._lose(name, request, record.finished_s)
+
+        return Asked(request.asked.request, None, prefilled, partial(self._prefill, name, request))
 
     def _prefill(self, name: str, request: _Request, now: float) -> None:
         """The prompt goes to a replica that computes it, unless the request has ended."""
-
-        def prefilled(record: RequestRecord) -> None:
-            if self._requests.get(name) is request:
-                if record.completed:
-                    request.first = record
-                else:
-                    self._lose(name, request, record.finished_s)
-
         if self._requests.get(name) is request:
             try:
-                self._ask(request.asked.request, request.routed, prefilled, now)
+                self._ask(self._prompt(name, request), request.routed, now)
             except RequestRefusedError:
                 self._lose(name, request, now)
+
+    def _lose_source(self, name: str, now: float) -> None:
+        """See Split. A prompt that is not computed yet is computed by another, and sent from its begin."""
+        request = self._requests[name]
+        if request.first is not None:
+            super()._lose_source(name, now)
+            return
+        request.computed = 0
+        for reserved in request.reserved:
+            reserved.sent, reserved.start_s = 0, math.inf
+        self._let_go(name, now)
 
     def _unsent(self, request: _Request, reserved: _Reserved, tokens: int) -> int:
         """So many blocks of what is reserved are computed with these tokens, and are on their way from now on."""

@@ -79,6 +79,9 @@ class Splitting(Protocol):
     def stepped(self, replica: Replica, record: StepRecord) -> None:
         """A replica has taken a step."""
 
+    def lose(self, replica: int, now: float) -> None:
+        """A replica is about to die: what it computed for others is lost."""
+
 
 class Fleet:
     """A ServingEngine of ServingEngines, each with a clock of its own.
@@ -255,8 +258,10 @@ class Fleet:
             if life.event == "die":
                 for neighbour in self.neighbours:
                     neighbour.lose(life.replica, life.at_s)
+                if self.split is not None:
+                    self.split.lose(life.replica, life.at_s)
                 for asked in replica.die():
-                    self.at(life.at_s, asked, partial(self._arrive, asked))
+                    self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
                     self.retried += 1
                 self._forget(life.at_s, [life.replica])
 

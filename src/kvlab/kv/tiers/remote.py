@@ -55,6 +55,10 @@ class RemoteTier(ElsewhereTier):
             if not names:
                 del self._names[key]
 
+    def taken(self, name: str) -> list[Key]:
+        """The contents of an offer that are on their way."""
+        return [key for key, names in self._pulls.items() if name in names]
+
     def __len__(self) -> int:
         return len(self._names)
 
