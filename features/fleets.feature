@@ -87,6 +87,20 @@ Feature: Fleets
         | prompt |
       Then each takes longer to pull than the one before
 
+    @R28.26
+    Scenario Outline: Of a prompt of which two layers of three <see> <bytes> bytes are sent
+      When I run "executor=simulated hardware=h100_sxm model=gemma3_tiny model.max_seq_len=128 kv.num_blocks=64 kv.block_size=8 workload.num_requests=1 workload.prompt_len=96 fleet.replicas=2 fleet.prefill=1 <settings>" on a tiny model
+      Then the command succeeds
+      And its metrics have 1 as "fleet/transfers"
+      And its metrics have <bytes> as "fleet/transfer_bytes"
+      And no block leaked
+
+      Examples: a token of a layer is 256 bytes
+        | see                     | settings                                                                    | bytes |
+        | see the last 32 tokens  | fleet.handshake=prefill_first                                               | 40960 |
+        | see the last 32 tokens  | fleet.handshake=decode_first fleet.link.send=layer                          | 40960 |
+        | keep all 96 tokens      | kv.windows=false                                                            | 73728 |
+
     @R28.18
     Scenario: Beside a split those that prefill read and write the store
       When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.prefill=2 fleet.store=1MiB" on a tiny model
@@ -220,6 +234,8 @@ Feature: Fleets
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | model=gemma3_tiny fleet.replicas=3 fleet.prefill=1 fleet.store=1GiB | fleet.store=1GiB: is of whole prefixes, and some layers keep a window; use kv.windows=false |
+        | model=gemma3_tiny fleet.replicas=3 fleet.neighbours=true | fleet.neighbours=true: is of whole prefixes, and some layers keep a window; use kv.windows=false |
         | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |

@@ -14,7 +14,8 @@ from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
 from kvlab.kv.pool import BlockPool
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 
 class Split:
@@ -30,6 +31,7 @@ class Split:
 
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
         self.transfers: list[Transfer] = []
+        self._rates = rates
         self.prefilling: Sequence[int] = range(prefill)
         self.decoding: Sequence[int] = range(prefill, len(rates))
         self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
@@ -119,6 +121,9 @@ class Split:
         tier = RemoteTier(rate.block_bytes, PullLink(rate, source, note), pulled)
         return tier
 
+    def _contents(self, routed: RoutedPrompt, target: int) -> dict[Key, Offered]:
+        return self._rates[target].contents(routed, self._fleet.views[target].block_size)
+
     def _hand_over(self, asked: Asked, routed: RoutedPrompt, first: RequestRecord, now: float) -> None:
         """A prompt is computed: the request goes to a replica that decodes it, and finds nothing to pull if the one
         that computed it has died.
@@ -140,7 +145,7 @@ class Split:
             self.begin(asked, routed, when_s)
 
         if name in self._sources:
-            tier.offer(name, routed.keys(fleet.views[target].block_size))
+            tier.offer(name, self._contents(routed, target))
         try:
             fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
         except RequestRefusedError:
