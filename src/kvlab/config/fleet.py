@@ -173,7 +173,7 @@ class FleetConfig:
         """The groups of replicas in the order of their numbers; none where all are as the run's settings say.
         Raises ConfigError.
         """
-        return read_groups(self.groups)
+        return read_groups(self.groups, self.replicas, self.prefill)
 
     @property
     def names(self) -> list[str]:

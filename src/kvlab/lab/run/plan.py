@@ -258,7 +258,7 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 
 def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
-    if not fleet.prefill and fleet.store is None and not fleet.neighbours:
+    if not _pulling(fleet):
         return
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
@@ -275,8 +275,12 @@ def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
 
 def _pulling(fleet: FleetConfig) -> list[tuple[str, object]]:
     """The settings by which replicas pull K and V, and their values."""
-    settings = {"prefill": fleet.prefill, "store": fleet.store, "neighbours": "true" * fleet.neighbours}
-    return [(f"fleet.{name}", value) for name, value in settings.items() if value]
+    settings = {
+        "prefill": fleet.prefill or None,
+        "store": fleet.store,
+        "neighbours": "true" if fleet.neighbours else None,
+    }
+    return [(f"fleet.{name}", value) for name, value in settings.items() if value is not None]
 
 
 def shares_prefixes(plan: EnginePlan) -> bool:
