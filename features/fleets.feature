@@ -211,6 +211,13 @@ Feature: Fleets
       And the replicas of its requests are "1 1 1 1 1 1 1 2 1 2 1 2"
       And its scaling.parquet says "1.0 start 2"
 
+    @R28.28
+    Scenario: Of a split those that prefill start and stop by a rule of their own
+      When I run "executor=simulated hardware=h100_sxm kv.num_blocks=40 kv.block_size=4 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=4 fleet.prefill=2 fleet.prefill_scale.on=rate fleet.prefill_scale.target=2 fleet.prefill_scale.every_s=1 fleet.prefill_scale.warm_up_s=0.5 fleet.prefill_scale.down_s=0" on a tiny model
+      Then all 12 requests were completed
+      And its scaling.parquet says "1.0 start 1"
+      And its metrics have 1 as "fleet/started"
+
   Rule: What cannot work is refused before the run
 
     @R28.6
@@ -242,7 +249,8 @@ Feature: Fleets
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
-        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.scale.on=kv: decides which replicas serve; leave fleet.life out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.life=1:die:1: is of replica 1, and whether it serves a rule decides; leave it out |
+        | fleet.replicas=3 fleet.prefill=1 fleet.prefill_scale.on=kv fleet.prefill_scale.target=1 fleet.prefill_scale.least=2 | fleet.prefill_scale.least=2: is more than fleet.prefill=1, the most; take fewer |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=3 fleet.prefill=1 | fleet.scale.least=3: is more than fleet.replicas=3 less fleet.prefill=1, the most |
         | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=1:die:0: leaves no replica that prefills for requests that arrive after 1 s      |
         | fleet.replicas=3 fleet.prefill=2 fleet.life=[1:die:2] | fleet.life=1:die:2: leaves no replica that decodes for requests that arrive after 1 s       |

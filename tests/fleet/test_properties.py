@@ -66,6 +66,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     )
     prefill = draw.randrange(1, replicas) if is_split else 0
     scale = _rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig()
+    prefill_scale = _rule(draw, prefill) if is_split and draw.random() < 0.3 else ScaleConfig()
     has_windows = is_split and draw.random() < 0.3
     settings = FleetConfig(
         replicas=replicas,
@@ -75,9 +76,10 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         prefill=prefill,
         split_tokens=draw.choice((0, 20)),
         scale=scale,
+        prefill_scale=prefill_scale,
         handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
-        life=[] if scale.on else _lives(draw, replicas, prefill),
+        life=[] if scale.on or prefill_scale.on else _lives(draw, replicas, prefill),
         store=None if has_windows else draw.choice((None, "10", "100")),
         store_weight=draw.choice((0.0, 0.8)),
         neighbours=draw.random() < 0.5 and not has_windows,

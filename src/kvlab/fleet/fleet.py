@@ -112,7 +112,7 @@ class Fleet:
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
         self._lives: deque[LifeEvent] = deque()
-        self.scaler: Scaler | None = None
+        self.scalers: list[Scaler] = []
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
         self.neighbours: list[NeighbourTier] = []  # of each replica, what it can pull from the others
         self.holdings: Holdings | None = None  # who has what, where that is followed
@@ -248,8 +248,9 @@ class Fleet:
         """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
         if self.holdings is not None:
             self.holdings.until(now)
-        if self.scaler is not None:
-            self.scaler.until(now)
+        for scaler in self.scalers:
+            scaler.until(now)
+        if self.scalers:
             self._forget(now, range(len(self.replicas)))
         while self._lives and self._lives[0].at_s <= now:
             life = self._lives.popleft()
