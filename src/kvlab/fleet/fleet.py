@@ -96,13 +96,12 @@ class Fleet:
         self,
         engines: Sequence[EngineCore | FrontEnd],
         router: Router,
-        views: Sequence[SimulatedView] | None = None,
         *,
         is_open: bool = False,
     ) -> None:
         self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
         self.router = router
-        self.views = list(views or map(SimulatedView, self.replicas))
+        self.views = [SimulatedView(replica) for replica in self.replicas]
         self.split: Splitting | None = None
         self.clock = _FleetClock()
         self.routed: list[Routed] = []
