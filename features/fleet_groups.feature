@@ -27,6 +27,19 @@ Feature: Fleets of unequal replicas
       And each request's row has the group of its replica: "prefill h100_sxm, decode l4, decode l4"
       And its metrics have 4 as "fleet/transfers"
 
+    @R28.27
+    Scenario Outline: <groups> of 5 replicas<of>
+      When I run "executor=simulated hardware=h100_sxm kv.num_blocks=64 workload.num_requests=4 fleet.replicas=5 fleet.groups=<groups> <settings>" on a tiny model
+      Then the command succeeds
+      And the message says "simulated <devices>, timing"
+
+      Examples: who has no count has what others leave
+        | groups                                                                            | of                | settings        | devices                   |
+        | [{name:a,count:2},{name:b}]                                                       |                   |                 | 2 of a and 3 of b         |
+        | [{name:a,role:prefill},{name:b,role:decode}]                                      |                   |                 | 1 of a and 4 of b         |
+        | [{name:a,role:prefill},{name:b,role:decode}]                                      | , 3 that prefill  | fleet.prefill=3 | 3 of a and 2 of b         |
+        | [{name:c,role:decode},{name:a,role:prefill},{name:b,role:prefill,count:2}]        | , 3 that prefill  | fleet.prefill=3 | 1 of a and 2 of b and 2 of c |
+
   Rule: A group that cannot work is refused by its name
 
     @R28.14
@@ -40,13 +53,16 @@ Feature: Fleets of unequal replicas
         | [{count:2},{count:1,kv.num_bloks:8}]     |                     | fleet.groups[1].kv.num_bloks=8: unknown; did you mean kv.num_blocks? |
         | [{count:2,hardware:h100}]                |                     | fleet.groups[0].hardware=h100: unknown; known: ... did you mean h100_sxm? |
         | [{count:2,kv:{num_blocks:0}}]            |                     | fleet.groups[0].kv.num_blocks=0: must be a number, at least 1 |
-        | [{kv.num_blocks:8}]                      |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
+        | [{count:two}]                            |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
+        | [{count:2},{kv.num_blocks:8}]            |                     | fleet.replicas=1: leaves none for the group num_blocks=8 of fleet.groups, which has no count; take more, or give it one, as {count: 2} |
+        | [{kv.num_blocks:8},{kv.num_blocks:9}]    | fleet.replicas=4    | fleet.groups=num_blocks=8 and num_blocks=9: have no count of replicas; one group may be without, or one of each role |
         | [{count:2,model.name:other}]             |                     | fleet.groups[0].model.name=other: replicas behind a router serve one model |
         | [{count:2,seed:3}]                       |                     | fleet.groups[0].seed=3: is no setting of a group; it has count, name, role |
         | [{count:2,role:prefill},{count:1}]       |                     | fleet.groups=['prefill', None]: a role for each group |
         | [{count:2},{count:1}]                    | fleet.replicas=2    | fleet.replicas=2: fleet.groups has 3; leave fleet.replicas out |
         | [{count:2},{count:1,kv.num_blocks:1}]    |                     | the group num_blocks=1 of fleet.groups: ... |
         | [{count:1},{count:1,kv.block_size:8}]    | fleet.prefill=1     | fleet.prefill=1: blocks are pulled as they are, and fleet.groups have 16 tokens in float32 and 8 tokens in float32 |
+        | [{count:1},{count:1,kv.windows:false}]   | fleet.prefill=1 model=gemma3_tiny | fleet.prefill=1: blocks are pulled as they are, and fleet.groups keep other windows; give all one model.max_seq_len, kv.windows |
 
   Rule: The planner says what fits on a replica of each
 

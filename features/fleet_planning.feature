@@ -30,7 +30,7 @@ Feature: Planning a fleet
       | slo.ttft_ms=0.001 fleet.replicas=2                      | 1      | no number of replicas holds: even fleet.replicas=2, the most tried, has |
       | workload.arrival=uniform workload.rate=800              | 2      | find=replicas: needs a limit; set slo.ttft_ms, slo.tpot_ms or both     |
       | slo.ttft_ms=1 engine=openai engine.url=http://localhost | 2      | find=replicas: takes replicas of kvlab's own engine                    |
-      | slo.ttft_ms=1 fleet.groups=[{count:2},{count:1,kv.num_blocks:64}] | 2 | find=replicas searches a number of equal replicas; sweep over fleet.groups |
+      | slo.ttft_ms=1 fleet.groups=[{count:2},{count:1,kv.num_blocks:64}] | 2 | find=replicas lets one group grow: leave its count out, and give fleet.replicas, the most of all |
 
   @R28.13
   Scenario: The split of prefill and decode that serves most requests in time
@@ -42,6 +42,28 @@ Feature: Planning a fleet
     And it says "best: "
     And it says "of 3 runs"
     And it leaves the files "split.csv split.png"
+
+  @R28.27
+  Scenario: The fewest replicas of a group that grow beside another
+    When I tune in the laboratory "find=replicas executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 slo.ttft_ms=1 workload.arrival=uniform workload.rate=1600 fleet.replicas=8 fleet.groups=[{count:1,kv.num_blocks:64,scheduler.max_batch_size:1},{hardware:h100_sxm,scheduler.max_batch_size:1}]"
+    Then it ends with status 0
+    And it says "from 2 to 8, beginning at 2"
+    And it says "least: fleet.replicas=2: 100.0 % within"
+
+  @R28.27
+  Scenario: The split of two kinds of devices
+    When I tune in the laboratory "find=split executor=simulated hardware=l4 fleet.replicas=4 slo.tpot_ms=1 workload.arrival=uniform workload.rate=1600 fleet.groups=[{role:prefill,hardware:h100_sxm,executor.tensor_parallel:2},{role:decode,count:1},{role:decode,hardware:l40s}]"
+    Then it ends with status 0
+    And it says "from 1 to 2, beginning at 1"
+    And it says "1 : 3"
+    And it says "2 : 2"
+    And it says "of 2 runs"
+
+  @R28.27
+  Scenario: Groups with roles and counts are a split already
+    When I tune in the laboratory "find=split executor=simulated hardware=l4 slo.ttft_ms=1 fleet.groups=[{role:prefill,count:1},{role:decode,count:1}]"
+    Then it ends with status 2
+    And it says "find=split needs one of each role without a count, which share what others leave of fleet.replicas"
 
   @R28.13
   Scenario: One replica cannot be split

@@ -87,6 +87,20 @@ Feature: Fleets
         | prompt |
       Then each takes longer to pull than the one before
 
+    @R28.26
+    Scenario Outline: Of a prompt of which two layers of three <see> <bytes> bytes are sent
+      When I run "executor=simulated hardware=h100_sxm model=gemma3_tiny model.max_seq_len=128 kv.num_blocks=64 kv.block_size=8 workload.num_requests=1 workload.prompt_len=96 fleet.replicas=2 fleet.prefill=1 <settings>" on a tiny model
+      Then the command succeeds
+      And its metrics have 1 as "fleet/transfers"
+      And its metrics have <bytes> as "fleet/transfer_bytes"
+      And no block leaked
+
+      Examples: a token of a layer is 256 bytes
+        | see                     | settings                                                                    | bytes |
+        | see the last 32 tokens  | fleet.handshake=prefill_first                                               | 40960 |
+        | see the last 32 tokens  | fleet.handshake=decode_first fleet.link.send=layer                          | 40960 |
+        | keep all 96 tokens      | kv.windows=false                                                            | 73728 |
+
     @R28.18
     Scenario: Beside a split those that prefill read and write the store
       When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.prefill=2 fleet.store=1MiB" on a tiny model
@@ -124,6 +138,23 @@ Feature: Fleets
       When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.num_requests=8 workload.arrival=uniform workload.rate=1 fleet.replicas=2 fleet.life=[2.5:drain:1,5.5:return:1]" on a tiny model
       Then all 8 requests were completed
       And the replicas of its requests are "0 1 0 0 0 0 0 1"
+
+    @R28.25
+    Scenario Outline: Beside a split <what>
+      When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1" on a tiny model
+      And I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1 fleet.replicas=4 fleet.prefill=2 fleet.link.setup_us=1e6 fleet.life=[0.5:<life>]" on a tiny model
+      Then the command succeeds
+      And both runs have the same output tokens
+      And the replicas of its requests are "<replica>"
+      And its routes.parquet has the stages "<stages>" of each request
+      And its metrics have <retried> as "fleet/retried"
+      And no block leaked
+
+      Examples:
+        | what                                                          | life    | replica | stages                        | retried |
+        | what a dead replica has computed is computed where it decodes | die:0   | 2       | prefill decode                | 0       |
+        | what a dead replica was to decode begins again                | die:2   | 3       | prefill decode prefill decode | 1       |
+        | a replica that drains sends what it has                       | drain:0 | 2       | prefill decode                | 0       |
 
   Rule: Replicas may have a store in common
 
@@ -180,6 +211,13 @@ Feature: Fleets
       And the replicas of its requests are "1 1 1 1 1 1 1 2 1 2 1 2"
       And its scaling.parquet says "1.0 start 2"
 
+    @R28.28
+    Scenario: Of a split those that prefill start and stop by a rule of their own
+      When I run "executor=simulated hardware=h100_sxm kv.num_blocks=40 kv.block_size=4 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=4 fleet.prefill=2 fleet.prefill_scale.on=rate fleet.prefill_scale.target=2 fleet.prefill_scale.every_s=1 fleet.prefill_scale.warm_up_s=0.5 fleet.prefill_scale.down_s=0" on a tiny model
+      Then all 12 requests were completed
+      And its scaling.parquet says "1.0 start 1"
+      And its metrics have 1 as "fleet/started"
+
   Rule: What cannot work is refused before the run
 
     @R28.6
@@ -203,12 +241,16 @@ Feature: Fleets
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
+        | model=gemma3_tiny fleet.replicas=3 fleet.prefill=1 fleet.store=1GiB | fleet.store=1GiB: is of whole prefixes, and some layers keep a window; use kv.windows=false |
+        | model=gemma3_tiny fleet.replicas=3 fleet.neighbours=true | fleet.neighbours=true: is of whole prefixes, and some layers keep a window; use kv.windows=false |
         | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
-        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.scale.on=kv: decides which replicas serve; leave fleet.life out |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.life=1:die:1: is of replica 1, and whether it serves a rule decides; leave it out |
+        | fleet.replicas=3 fleet.prefill=1 fleet.prefill_scale.on=kv fleet.prefill_scale.target=1 fleet.prefill_scale.least=2 | fleet.prefill_scale.least=2: is more than fleet.prefill=1, the most; take fewer |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=3 fleet.prefill=1 | fleet.scale.least=3: is more than fleet.replicas=3 less fleet.prefill=1, the most |
-        | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=['1:die:0']: is of replicas that do both prefill and decode                        |
+        | fleet.replicas=3 fleet.prefill=1 fleet.life=[1:die:0] | fleet.life=1:die:0: leaves no replica that prefills for requests that arrive after 1 s      |
+        | fleet.replicas=3 fleet.prefill=2 fleet.life=[1:die:2] | fleet.life=1:die:2: leaves no replica that decodes for requests that arrive after 1 s       |

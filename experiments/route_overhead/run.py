@@ -1,11 +1,13 @@
 """What does `kvlab route` add to a request's time, and does it lose any when a server is killed?
 
     python -m experiments.route_overhead.run [--seconds 20] [--rounds 3] [--router cache_aware]
-    python -m experiments.route_overhead.run --minutes 10 [--router least_requests]
+    python -m experiments.route_overhead.run --minutes 10 [--clients 200] [--router least_requests]
 
 The first: as experiments.recorder_overhead does, 200 requests a second to a server, then through the proxy, in
-turns. The second: 200 clients, each with a stream a second, before four servers, each of which is killed once and
-begins again. A client's answer has to be whole and of one server, or have been cut behind its first byte.
+turns. The second: 200 clients, each with one stream after the other, before four servers, each of which is killed
+once and begins again. A client's answer has to be whole and of one server, or have been cut behind its first byte,
+and the proxy's metrics have to count what the clients saw. Beside them, twice a second, a request for one part goes
+to a server and through the proxy, in turns: the difference of the medians is what the proxy adds.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +32,7 @@ from aiohttp import web
 from experiments.recorder_overhead.run import RATE, measure, process, until_ready
 from kvlab.lab.machine import describe
 
-CLIENTS, CHUNKS, KILLS, PAUSE_S = 200, 8, 4, 0.02
+CHUNKS, KILLS, PAUSE_S, LOOK_S = 8, 4, 0.5, 0.25
 PORTS, PROXY = (8941, 8942, 8943, 8944), 8945
 SERVER = ("-m", "experiments.route_overhead.run", "serve")
 
@@ -38,12 +41,12 @@ def serve(port: int) -> None:
     """Streams that say whose they are, and of which server."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        name = (await request.json())["prompt"]
+        asked = await request.json()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for number in range(CHUNKS):
-            await response.write(f"data: {name} {port} {number}\n\n".encode())
-            await asyncio.sleep(PAUSE_S)
+        for number in range(asked["max_tokens"]):
+            await asyncio.sleep(PAUSE_S if number else 0)
+            await response.write(f"data: {asked['prompt']} {port} {number}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -56,22 +59,23 @@ def serve(port: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, reuse_address=True)
 
 
-def judged(name: str, status: int, got: bytes) -> str:
+def judged(name: str, parts: int, status: int, got: bytes) -> str:
     """How a request ended: whole, cut behind its first byte, lost before it, or wrong."""
     if not got or status != 200:
         return "lost"
     *events, last = [event.removeprefix(b"data: ").decode() for event in got.split(b"\n\n")]
-    whole = {(*(f"{name} {port} {number}" for number in range(CHUNKS)), "[DONE]") for port in PORTS}
+    whole = {(*(f"{name} {port} {number}" for number in range(parts)), "[DONE]") for port in PORTS}
     if tuple(events) in whole and not last:
         return "whole"
     return "cut" if any(each[: len(events)] == tuple(events) for each in whole) else "wrong"
 
 
-async def ask(client: aiohttp.ClientSession, name: str, times: list[float]) -> str:
+async def ask(client: aiohttp.ClientSession, port: int, name: str, parts: int, times: list[float]) -> str:
+    """Ask for so many parts, and note the milliseconds until the first byte."""
     got, status, begin = b"", 0, time.perf_counter()
     try:
-        url = f"http://127.0.0.1:{PROXY}/v1/completions"
-        async with client.post(url, json={"prompt": name, "stream": True}) as answer:
+        url, body = f"http://127.0.0.1:{port}/v1/completions", {"prompt": name, "max_tokens": parts, "stream": True}
+        async with client.post(url, json=body) as answer:
             status = answer.status
             async for part in answer.content.iter_any():
                 if not got:
@@ -79,22 +83,38 @@ async def ask(client: aiohttp.ClientSession, name: str, times: list[float]) -> s
                 got += part
     except aiohttp.ClientError:
         pass
-    return judged(name, status, got)
+    return judged(name, parts, status, got)
 
 
-async def storm(seconds: float, servers: dict[int, subprocess.Popen[bytes]]) -> None:
+def counted(page: str, name: str) -> list[int]:
+    """A metric of the proxy, of each upstream."""
+    found = re.findall(rf'kvlab:route_{name}{{upstream="[^"]*:(\d+)"}} (\S+)', page)
+    return [int(float(value)) for _, value in sorted(found)]
+
+
+async def storm(seconds: float, clients: int, servers: dict[int, subprocess.Popen[bytes]]) -> None:
     for port in (*PORTS, PROXY):
         await until_ready(f"http://127.0.0.1:{port}")
     ends, times, numbers = Counter[str](), list[float](), itertools.count()
+    direct, through = list[float](), list[float]()
     latest = time.perf_counter() + seconds
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def one(delay: float) -> None:
             await asyncio.sleep(delay)
             while time.perf_counter() < latest:
-                begin = time.perf_counter()
-                ends[await ask(client, f"request-{next(numbers)}", times)] += 1
-                await asyncio.sleep(max(begin + 1 - time.perf_counter(), 0))
+                ends[await ask(client, PROXY, f"request-{next(numbers)}", CHUNKS, times)] += 1
+
+        async def look() -> None:
+            for number in itertools.count():
+                await asyncio.sleep(LOOK_S)
+                if time.perf_counter() >= latest:
+                    return
+                name = f"request-{next(numbers)}"
+                if number % 2:
+                    ends[await ask(client, PROXY, name, 1, through)] += 1
+                else:
+                    await ask(client, PORTS[number // 2 % len(PORTS)], name, 1, direct)
 
         async def kill() -> None:
             for number in range(KILLS):
@@ -105,14 +125,23 @@ async def storm(seconds: float, servers: dict[int, subprocess.Popen[bytes]]) -> 
                 await asyncio.sleep(seconds / (2 * KILLS + 1))
                 servers[port] = subprocess.Popen([sys.executable, *SERVER, str(port)])
 
-        await asyncio.gather(kill(), *(one(number / CLIENTS) for number in range(CLIENTS)))
+        spread_s = CHUNKS * PAUSE_S / clients
+        await asyncio.gather(kill(), look(), *(one(number * spread_s) for number in range(clients)))
         async with client.get(f"http://127.0.0.1:{PROXY}/metrics") as answer:
-            lines = (await answer.text()).splitlines()
-    print(f"{sum(ends.values())} requests in {seconds:.0f} s, {KILLS} servers killed and begun again: {dict(ends)}")
+            page = await answer.text()
+    requests = sum(ends.values())
+    print(f"{requests} requests in {seconds:.0f} s, {KILLS} servers killed and begun again: {dict(ends)}")
     print(f"first byte, ms: p50 {np.percentile(times, 50):.2f}, p99 {np.percentile(times, 99):.2f}")
-    print("\n".join(line for line in lines if line.startswith(("kvlab:route_requests", "kvlab:route_ret"))))
-    if ends["lost"] or ends["wrong"]:
-        sys.exit(1)
+    (a50, a99), (b50, b99) = (np.percentile(each, [50, 99]) for each in (direct, through))
+    print(f"one part, ms: server p50 {a50:.2f}, p99 {a99:.2f}; through the proxy p50 {b50:.2f}, p99 {b99:.2f}")
+    print(f"the proxy adds {b50 - a50:.2f} ms in the median of {len(through)}")
+    sent, again, broken, left = (
+        counted(page, name) for name in ("requests_total", "retries_total", "broken_total", "in_flight")
+    )
+    print(f"by server: sent {sent}, of them again to another {again}, broken {broken}")
+    is_counted = (sum(sent) - sum(again), sum(broken), sum(left)) == (requests, ends["cut"], 0)
+    if ends["lost"] or ends["wrong"] or not is_counted:
+        sys.exit("requests were lost or wrong, or the proxy's metrics are not what the clients saw")
 
 
 def cpu_s(pid: int) -> float:
@@ -132,7 +161,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--router", default="least_requests")
-    parser.add_argument("--minutes", type=float, help="200 clients before four servers for so long")
+    parser.add_argument("--minutes", type=float, help="clients before four servers for so long")
+    parser.add_argument("--clients", type=int, default=200)
     arguments = parser.parse_args()
     print(f"{describe('cpu')}, {time.strftime('%Y-%m-%d')}, {arguments.router}\n")
     urls = [f"http://127.0.0.1:{port}" for port in PORTS[: 4 if arguments.minutes else 2]]
@@ -149,7 +179,9 @@ def main() -> None:
             asyncio.run(until_ready(url))
         pid = stack.enter_context(process(*route, f"server.port={PROXY}"))
         if arguments.minutes:
-            asyncio.run(storm(arguments.minutes * 60, servers))
+            begin = cpu_s(pid)
+            asyncio.run(storm(arguments.minutes * 60, arguments.clients, servers))
+            print(f"the proxy's processor time: {cpu_s(pid) - begin:.1f} s")
         else:
             print("| answers | server, ms: p50, p99 | through the proxy | more |\n|---|---|---|---|")
             asyncio.run(until_ready(f"http://127.0.0.1:{PROXY}"))

@@ -39,7 +39,10 @@ def drawn(seed: int) -> list[str]:
     ]
     if shape == "split":
         settings += ["fleet.replicas=4", f"fleet.prefill={chance.choice([1, 2])}", "fleet.link.setup_us=20000"]
-        if seed >= 8:
+        if seed >= 24:  # and they die
+            settings[-2] = "fleet.prefill=2"
+            settings += ["fleet.life=[0.05:die:0,0.07:return:0,0.1:die:3,0.12:die:1,0.15:return:3,0.15:die:2]"]
+        if 8 <= seed < 32:
             settings += ["fleet.handshake=decode_first", f"fleet.link.send={chance.choice(['chunk', 'layer'])}"]
     elif shape == "lives":
         settings += ["fleet.replicas=3", "fleet.life=[0.1:die:1,0.2:drain:2,0.25:return:1,0.3:die:1,0.3:return:2]"]
@@ -58,7 +61,7 @@ def explained(settings: list[str]) -> tuple[RunPlan, RunLog, Explanation]:
     return plan, log, observe(plan, log.steps)
 
 
-@pytest.mark.parametrize("seed", [*range(8), 8, 11, 12, 15, 16, 20])
+@pytest.mark.parametrize("seed", [*range(8), 8, 11, 12, 15, 16, 20, 24, 28, 32, 36])
 def test_intervals_meet_from_arrival_to_end(seed: int) -> None:
     _, log, found = explained(drawn(seed))
     assert {record.key: record for record in log.records} == found.records  # to look changes nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.tiers.offload import Offload
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.remote import Offered, RemoteTier
 from kvlab.kv.tiers.tier import Tier
 from tests.support.tiers import FixedLink
 
@@ -30,7 +30,7 @@ def test_what_is_held_is_loaded_from_there_although_it_is_evicted_to_another_tie
 def test_what_others_lend_is_no_place_to_swap_to() -> None:
     host, lent = tier("host", 1), RemoteTier(8, FixedLink(), lambda name: None)
     offload = Offload([host, lent])
-    lent.offer("r0", [B])
+    lent.offer("r0", {B: Offered(8, 8)})
     assert offload.store(A, 0) is host
     host.hold(A)
     assert offload.store(B, 1) is None

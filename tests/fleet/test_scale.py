@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvlab.config.fleet import FleetConfig, ScaleConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.scale import Scaled
@@ -23,8 +23,7 @@ def scaled(
     scale = ScaleConfig(on=on, target=target, **(QUICK | options))  # type: ignore[arg-type]
     fleet = fleet_of(FleetConfig(replicas=4, router="least_requests", scale=scale), is_open=True)
     log = serve(fleet, requests, at_once=at_once)
-    assert fleet.scaler is not None
-    return fleet, log, fleet.scaler.finish(log.duration_s)
+    return fleet, log, fleet.scalers[0].finish(log.duration_s)
 
 
 def waves() -> list[Request]:
@@ -38,8 +37,7 @@ def waves() -> list[Request]:
 @pytest.mark.parametrize(("on", "target"), [("queue", 1.0), ("kv", 0.2), ("rate", 250.0)])
 def test_no_request_is_sent_to_a_replica_that_is_not_there(on: str, target: float) -> None:
     fleet, log, seconds = scaled(on, target, waves())
-    assert fleet.scaler is not None
-    events = fleet.scaler.events
+    events = fleet.scalers[0].events
     assert {event.event for event in events} == {"start", "drain", "stop"}
     assert log.completed == 90
     serves = {0: 0.0}
@@ -68,9 +66,7 @@ def _follow(event: Scaled, serves: dict[int, float], there: dict[int, float]) ->
 def test_steps_at_once_change_no_decision(on: str) -> None:
     one, other = (scaled(on, 0.2, traffic(60, gap_s=0.003), at_once=at_once) for at_once in (True, False))
     assert one[1].records == other[1].records
-    assert one[0].scaler is not None
-    assert other[0].scaler is not None
-    assert one[0].scaler.events == other[0].scaler.events
+    assert one[0].scalers[0].events == other[0].scalers[0].events
 
 
 def test_as_many_at_least_as_at_most_is_a_fleet_without_a_rule() -> None:
@@ -83,9 +79,26 @@ def test_as_many_at_least_as_at_most_is_a_fleet_without_a_rule() -> None:
 
 def test_a_replica_that_starts_again_has_an_empty_cache() -> None:
     fleet, log, _ = scaled("rate", 250.0, waves())
-    assert fleet.scaler is not None
-    again = [event for event in fleet.scaler.events if event.event == "start" and event.at_s > 0.25]
+    again = [event for event in fleet.scalers[0].events if event.event == "start" and event.at_s > 0.25]
     for event in again:
         after = [each for each in log.records if each.replica == event.replica and each.arrival_s > event.at_s]
         assert [each.cached_tokens for each in after[:1]] == [0]
     assert again
+
+
+def test_a_replica_that_prefills_stops_when_all_was_pulled_from_it() -> None:
+    rule = ScaleConfig("queue", 1.0, every_s=0.01, warm_up_s=0.0, down_s=0.0)
+    link = LinkConfig(setup_us=1e5)
+    fleet = fleet_of(FleetConfig(replicas=3, prefill=2, prefill_scale=rule, link=link), is_open=True)
+    times = [0.0095] * 16 + [0.0105] * 8
+    requests = [
+        Request(f"r{n}", prompt_for(f"r{n}", 16), SamplingParams(max_tokens=3), at) for n, at in enumerate(times)
+    ]
+    serve(fleet, requests)
+    fleet.scalers[0].until(10.0)
+    events = fleet.scalers[0].events
+    assert [(event.event, event.replica) for event in events] == [("start", 1), ("drain", 1), ("stop", 1)]
+    assert fleet.split is not None
+    pulled_s = [sent.end_s for sent in fleet.split.transfers if sent.source == 1]
+    assert pulled_s
+    assert events[2].at_s >= max(pulled_s) > events[1].at_s

@@ -86,7 +86,7 @@ CONDITIONS = (
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
-        for name in ("split_tokens", "handshake")
+        for name in ("split_tokens", "handshake", "prefill_scale")
     ),
     Condition(
         "fleet.link",

@@ -51,27 +51,30 @@ class LinkConfig:
 
 @dataclass
 class ScaleConfig:
-    """How many of the replicas serve, by a rule: from `least` to fleet.replicas; of a split, how many decode."""
+    """How many of the replicas serve, by a rule: from `least` to all of them."""
 
     on: str | None = None  # what decides: queue, kv or rate; null: all serve all the time
     target: float | None = None  # of it for each replica: waiting requests, share of blocks, requests per second
-    least: int = 1  # replicas that always serve; the most are fleet.replicas
+    least: int = 1  # replicas that always serve; the most are all
     warm_up_s: float = 60.0  # from a replica's start until it takes requests; it counts as one that is there
     every_s: float = 15.0  # seconds between two decisions
     down_s: float = 300.0  # a replica stops if no decision for so long wanted more
 
-    def __post_init__(self) -> None:
+    def check(self, key: str, most: int, of: str) -> None:
+        """Raise ConfigError, naming the `key` of the rule, for what cannot be of `most` replicas, those `of`."""
         if self.on is not None:
-            one_of("fleet.scale.on", self.on, SCALES)
+            one_of(f"{key}.on", self.on, SCALES)
             if self.target is None:
-                text = f"needs a value of {self.on} for each replica, as fleet.scale.target=0.8 of kv"
-                raise ConfigError("fleet.scale.target", None, text)
+                text = f"needs a value of {self.on} for each replica, as {key}.target=0.8 of kv"
+                raise ConfigError(f"{key}.target", None, text)
+            if self.least > most:
+                raise ConfigError(f"{key}.least", self.least, f"is more than {of}, the most; take fewer")
         if self.target is not None and not 0 < self.target <= MOST:
-            raise ConfigError("fleet.scale.target", self.target, "must be more than 0")
-        at_least("fleet.scale.least", self.least, 1)
-        at_least("fleet.scale.warm_up_s", self.warm_up_s, 0, MOST)
-        at_least("fleet.scale.every_s", self.every_s, 0.01, MOST)
-        at_least("fleet.scale.down_s", self.down_s, 0, MOST)
+            raise ConfigError(f"{key}.target", self.target, "must be more than 0")
+        at_least(f"{key}.least", self.least, 1)
+        at_least(f"{key}.warm_up_s", self.warm_up_s, 0, MOST)
+        at_least(f"{key}.every_s", self.every_s, 0.01, MOST)
+        at_least(f"{key}.down_s", self.down_s, 0, MOST)
 
     @property
     def target_given(self) -> float:
@@ -120,7 +123,8 @@ class FleetConfig:
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
     life: list[str] = field(default_factory=list)  # as 10:die:1: at 10 s replica 1 dies; or drain, or return
-    scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of them serve, by a rule
+    scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of them serve, by a rule; of a split, decode
+    prefill_scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of fleet.prefill serve, by a rule
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # of the scores that precise, estimated, load add
     temperature: float = 0.0  # router=dynamo: 0 takes the lowest cost; more draws with softmax over costs
 
@@ -159,21 +163,27 @@ class FleetConfig:
             if not 0 <= share <= 1:
                 raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")
         self._check_left(self.events)
-        if self.scale.on is not None:
-            if self.scale.least > self.replicas - self.prefill:
-                less = f" less fleet.prefill={self.prefill}" if self.prefill else ""
-                text = f"is more than fleet.replicas={self.replicas}{less}, the most; take fewer"
-                raise ConfigError("fleet.scale.least", self.scale.least, text)
-            if self.life:
-                text = "decides which replicas serve; leave fleet.life out"
-                raise ConfigError("fleet.scale.on", self.scale.on, text)
+        less = f" less fleet.prefill={self.prefill}" if self.prefill else ""
+        self.scale.check("fleet.scale", self.replicas - self.prefill, f"fleet.replicas={self.replicas}{less}")
+        self.prefill_scale.check("fleet.prefill_scale", self.prefill, f"fleet.prefill={self.prefill}")
+        for _, replicas in self.rules:
+            for event in (event for event in self.events if event.replica in replicas):
+                text = f"is of replica {event.replica}, and whether it serves a rule decides; leave it out"
+                raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)
+
+    @property
+    def rules(self) -> list[tuple[ScaleConfig, range]]:
+        """What decides how many replicas serve, and of which."""
+        every = range(self.replicas)
+        both = ((self.scale, every[self.prefill :]), (self.prefill_scale, every[: self.prefill]))
+        return [(rule, replicas) for rule, replicas in both if rule.on is not None]
 
     @property
     def parts(self) -> list[ReplicaGroup]:
         """The groups of replicas in the order of their numbers; none where all are as the run's settings say.
         Raises ConfigError.
         """
-        return read_groups(self.groups)
+        return read_groups(self.groups, self.replicas, self.prefill)
 
     @property
     def names(self) -> list[str]:
@@ -196,12 +206,12 @@ class FleetConfig:
 
     def _check_left(self, events: list[LifeEvent]) -> None:
         """Raise ConfigError where no replica is left for some requests."""
-        if events and self.prefill:
-            text = "is of replicas that do both prefill and decode; leave it out, or fleet.prefill"
-            raise ConfigError("fleet.life", self.life, text)
-        there = set(range(self.replicas))
-        for event in events:
-            there = there | {event.replica} if event.event == "return" else there - {event.replica}
-            if not there:
-                text = f"leaves no replica for requests that arrive after {event.at_s:g} s"
-                raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)
+        every = range(self.replicas)
+        stages = {" that prefills": every[: self.prefill], " that decodes": every[self.prefill :]}
+        for stage, replicas in stages.items() if self.prefill else [("", every)]:
+            there = set(replicas)
+            for event in (each for each in events if each.replica in replicas):
+                there = there | {event.replica} if event.event == "return" else there - {event.replica}
+                if not there:
+                    text = f"leaves no replica{stage} for requests that arrive after {event.at_s:g} s"
+                    raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)

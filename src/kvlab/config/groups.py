@@ -25,15 +25,19 @@ class ReplicaGroup(NamedTuple):
     replicas: int
     role: str | None  # prefill, decode; None: both
     settings: Mapping[str, Any]  # by dotted key
+    grows: bool = False  # it was given no count, and has what others leave
 
 
-def read_groups(groups: Iterable[Mapping[str, Any]]) -> list[ReplicaGroup]:
-    """The groups of `fleet.groups`: those that prefill come first. Raises ConfigError."""
+def read_groups(groups: Iterable[Mapping[str, Any]], replicas: int, prefill: int) -> list[ReplicaGroup]:
+    """The groups of `fleet.groups`: those that prefill come first. One that has no count has what is left of
+    `fleet.replicas`; where one that prefills and one that decodes have none, the first has what is left of
+    `fleet.prefill`, or one replica. Raises ConfigError.
+    """
     read = []
     for number, group in enumerate(groups):
         key, settings = f"fleet.groups[{number}]", {k: v for k, v in group.items() if k not in OWN_KEYS}
         count, role = group.get("count"), group.get("role")
-        if not isinstance(count, int):
+        if count is not None and not isinstance(count, int):
             text = "needs a count of replicas, a whole number, as {count: 2, hardware: l40s}"
             raise ConfigError(key, dict(group), text)
         at_least(f"{key}.count", count, 1)
@@ -41,12 +45,27 @@ def read_groups(groups: Iterable[Mapping[str, Any]]) -> list[ReplicaGroup]:
             one_of(f"{key}.role", role, ROLES)
         for name in settings:
             check_setting(f"{key}.{name}", name, settings[name])
-        read.append(ReplicaGroup(str(group.get("name", f"group {number}")), count, role, settings))
+        read.append(
+            ReplicaGroup(str(group.get("name", f"group {number}")), count or 0, role, settings, count is None)
+        )
     roles = {group.role for group in read}
     if roles - {None} and roles != set(ROLES):
         text = "a role for each group, prefill or decode and both among them; or for none"
         raise ConfigError("fleet.groups", [group.role for group in read], text)
-    return sorted(read, key=lambda group: group.role == "decode")
+    read.sort(key=lambda group: group.role == "decode")
+    growing = [number for number, group in enumerate(read) if group.grows]
+    if len({read[number].role for number in growing}) < len(growing):
+        text = "have no count of replicas; one group may be without, or one of each role"
+        raise ConfigError("fleet.groups", " and ".join(read[number].name for number in growing), text)
+    for number in growing:
+        prefills = number < growing[-1]
+        others = sum(group.replicas for group in read if not prefills or group.role == "prefill")
+        key, given = ("fleet.prefill", prefill or others + 1) if prefills else ("fleet.replicas", replicas)
+        if given <= others:
+            text = f"leaves none for the group {read[number].name} of fleet.groups, which has no count; take more"
+            raise ConfigError(key, given, f"{text}, or give it one, as {{count: 2}}")
+        read[number] = read[number]._replace(replicas=given - others)
+    return read
 
 
 def check_setting(key: str, name: str, value: object) -> None:

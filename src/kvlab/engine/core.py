@@ -142,6 +142,11 @@ class EngineCore:
             self.lent.discard(slot)
             self.scheduler.refused = None
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether the memory of any request is to outlive it, or does."""
+        return bool(self._keeping)
+
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
         known = [when for when in (self.scheduler.next_wakeup(), self.pool.next_arrival()) if when is not None]

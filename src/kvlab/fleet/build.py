@@ -81,8 +81,7 @@ def build_fleet(
         for neighbour in neighbours:
             neighbour.serve(holdings, fleet.replicas)
     fleet.live(config.events)
-    if config.scale.on is not None:
-        fleet.scaler = Scaler(config.scale, fleet.replicas[config.prefill :])
+    fleet.scalers = [Scaler(rule, [fleet.replicas[index] for index in indices]) for rule, indices in config.rules]
     if split is not None:
         split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
     return fleet

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 
-from kvlab.core import RequestRecord, StepRecord
+from kvlab.core import FinishReason, RequestRecord, StepRecord
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
@@ -15,17 +16,17 @@ from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkEnd, LinkRate, Transfer
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import Key, Link
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 
 @dataclass(slots=True, eq=False)
 class _Reserved:
-    """Blocks of a prompt, the last ones, that wait at their target for K and V."""
+    """Blocks of a prompt that wait at their target for K and V."""
 
     keys: set[Key]  # of those that still wait
-    blocks: int
+    contents: list[Offered]  # of all, in the order in which they are computed
     ready_s: float  # they are there from then on
-    sent: int = 0
+    sent: int = 0  # of them
     start_s: float = math.inf  # of the first message
     end_s: float = math.inf  # of the last, once all are sent
 
@@ -101,7 +102,7 @@ class DecodeFirst(Split):
     """
 
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
-        self._rates, self._requests = rates, dict[str, _Request]()
+        self._requests = dict[str, _Request]()
         self._receiving = [LinkEnd() for _ in rates]
         super().__init__(rates, prefill, least_tokens)
 
@@ -110,7 +111,7 @@ class DecodeFirst(Split):
         fleet, name = self._fleet, asked.request.request_id
         target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
         request = self._requests[name] = _Request(asked, routed, target)
-        self.tiers[target].offer(name, self._keys(request))
+        self.tiers[target].offer(name, self._contents(routed, target))
 
         def decoded(record: RequestRecord) -> None:
             self._end(name, record.finished_s)
@@ -119,8 +120,12 @@ class DecodeFirst(Split):
                 record = replace(record, computed_prompt_tokens=computed, cached_tokens=first.cached_tokens)
             asked.on_finish(record)
 
+        def again(when_s: float) -> None:
+            self._end(name, when_s)
+            self.begin(asked, routed, when_s)
+
         try:
-            fleet.replicas[target].submit(asked._replace(on_finish=decoded), now)
+            fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
         except RequestRefusedError:
             self._end(name, now)
             raise
@@ -140,9 +145,8 @@ class DecodeFirst(Split):
                     (cached, record.start_s, record.start_s),
                     (request.computed, record.start_s, record.end_s),
                 ):
-                    blocks = self._unsent(request, reserved, tokens)
-                    moments = self._moments(start_s, end_s) if blocks else []
-                    num_bytes = blocks * self._rates[request.target].block_bytes
+                    num_bytes = self._unsent(request, reserved, tokens)
+                    moments = self._moments(start_s, end_s) if num_bytes else []
                     messages += [(when_s, name, reserved, num_bytes // len(moments)) for when_s in moments]
         for ready_s, name, reserved, num_bytes in sorted(messages, key=lambda message: message[0]):
             self._send(name, reserved, ready_s, num_bytes)
@@ -152,54 +156,63 @@ class DecodeFirst(Split):
     def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
         return _PushTier(rate, self._reserve, self._released)
 
-    def _keys(self, request: _Request) -> Sequence[Key]:
-        return request.routed.keys(self._fleet.views[request.target].block_size)
-
     def _reserve(self, name: str, keys: list[Key], ready_s: float) -> float:
         """A replica has blocks for so much of a request's prompt: when it will be there, where that is known."""
         request = self._requests[name]
-        reserved = _Reserved(set(keys), len(keys), ready_s)
+        offered = self.tiers[request.target].offered
+        reserved = _Reserved(set(keys), sorted(offered[key] for key in keys), ready_s)
         request.reserved.append(reserved)
         if request.first is not None:
-            blocks = self._unsent(request, reserved, request.computed)
-            self._send(name, reserved, ready_s, blocks * self._rates[request.target].block_bytes)
+            self._send(name, reserved, ready_s, self._unsent(request, reserved, request.computed))
             self._sent(name, reserved, ready_s)
             return reserved.end_s
         if not request.is_asked:
             request.is_asked = True
 
-            def aborted(record: RequestRecord) -> None:
-                self._fleet.replicas[request.target].engine.abort(name)
-
-            asked = Asked(request.asked.request, None, aborted)
-            self._fleet.at(ready_s, asked, partial(self._prefill, name, request))
+            self._fleet.at(ready_s, self._prompt(name, request), partial(self._prefill, name, request))
         return math.inf
+
+    def _prompt(self, name: str, request: _Request) -> Asked:
+        """A request's prompt, to be computed."""
+
+        def prefilled(record: RequestRecord) -> None:
+            if self._requests.get(name) is not request:
+                return
+            if record.completed:
+                request.first = record
+            elif record.finish_reason is FinishReason.ABORTED:
+                self._fleet.replicas[request.target].engine.abort(name)
+            else:
+                self._lose(name, request, record.finished_s)
+
+        return Asked(request.asked.request, None, prefilled, partial(self._prefill, name, request))
 
     def _prefill(self, name: str, request: _Request, now: float) -> None:
         """The prompt goes to a replica that computes it, unless the request has ended."""
-
-        def prefilled(record: RequestRecord) -> None:
-            if self._requests.get(name) is request:
-                if record.completed:
-                    request.first = record
-                else:
-                    self._lose(name, request, record.finished_s)
-
         if self._requests.get(name) is request:
             try:
-                self._ask(request.asked.request, request.routed, prefilled, now)
+                self._ask(self._prompt(name, request), request.routed, now)
             except RequestRefusedError:
                 self._lose(name, request, now)
 
+    def _lose_source(self, name: str, now: float) -> None:
+        """See Split. A prompt that is not computed yet is computed by another, and sent from its begin."""
+        request = self._requests[name]
+        if request.first is not None:
+            super()._lose_source(name, now)
+            return
+        request.computed = 0
+        for reserved in request.reserved:
+            reserved.sent, reserved.start_s = 0, math.inf
+        self._let_go(name, now)
+
     def _unsent(self, request: _Request, reserved: _Reserved, tokens: int) -> int:
-        """So many blocks of what is reserved are computed with these tokens, and are on their way from now on."""
-        size, prompt = self._fleet.views[request.target].block_size, request.routed.prompt_tokens
-        if self._rates[request.target].config.send == "prompt" and tokens < prompt:
+        """So many bytes of what is reserved are computed with these tokens, and are on their way from now on."""
+        if self._rates[request.target].config.send == "prompt" and tokens < request.routed.prompt_tokens:
             return 0
-        before = len(self._keys(request)) - reserved.blocks
-        blocks = min(max(tokens // size - before, 0), reserved.blocks) - reserved.sent
-        reserved.sent += max(blocks, 0)
-        return max(blocks, 0)
+        coming = list(takewhile(lambda each: each.tokens <= tokens, reserved.contents[reserved.sent :]))
+        reserved.sent += len(coming)
+        return sum(each.num_bytes for each in coming)
 
     def _moments(self, start_s: float, end_s: float) -> list[float]:
         """When what a step computes can leave."""
@@ -217,11 +230,11 @@ class DecodeFirst(Split):
 
     def _sent(self, name: str, reserved: _Reserved, computed_s: float) -> None:
         """If that was all, it is known when it comes."""
-        if reserved.sent < reserved.blocks:
+        if reserved.sent < len(reserved.contents):
             return
         target = self._requests[name].target
         reserved.end_s = end_s = self._receiving[target].free_s
-        num_bytes = reserved.blocks * self._rates[target].block_bytes
+        num_bytes = sum(each.num_bytes for each in reserved.contents)
         ready_s = max(reserved.ready_s, computed_s)
         sent = Transfer(name, self._sources[name], target, ready_s, reserved.start_s, end_s, num_bytes)
         self.transfers.append(sent)

@@ -79,6 +79,9 @@ class Splitting(Protocol):
     def stepped(self, replica: Replica, record: StepRecord) -> None:
         """A replica has taken a step."""
 
+    def lose(self, replica: int, now: float) -> None:
+        """A replica is about to die: what it computed for others is lost."""
+
 
 class Fleet:
     """A ServingEngine of ServingEngines, each with a clock of its own.
@@ -93,13 +96,12 @@ class Fleet:
         self,
         engines: Sequence[EngineCore | FrontEnd],
         router: Router,
-        views: Sequence[SimulatedView] | None = None,
         *,
         is_open: bool = False,
     ) -> None:
         self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
         self.router = router
-        self.views = list(views or map(SimulatedView, self.replicas))
+        self.views = [SimulatedView(replica) for replica in self.replicas]
         self.split: Splitting | None = None
         self.clock = _FleetClock()
         self.routed: list[Routed] = []
@@ -109,7 +111,7 @@ class Fleet:
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
         self._lives: deque[LifeEvent] = deque()
-        self.scaler: Scaler | None = None
+        self.scalers: list[Scaler] = []
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
         self.neighbours: list[NeighbourTier] = []  # of each replica, what it can pull from the others
         self.holdings: Holdings | None = None  # who has what, where that is followed
@@ -245,8 +247,9 @@ class Fleet:
         """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
         if self.holdings is not None:
             self.holdings.until(now)
-        if self.scaler is not None:
-            self.scaler.until(now)
+        for scaler in self.scalers:
+            scaler.until(now)
+        if self.scalers:
             self._forget(now, range(len(self.replicas)))
         while self._lives and self._lives[0].at_s <= now:
             life = self._lives.popleft()
@@ -255,8 +258,10 @@ class Fleet:
             if life.event == "die":
                 for neighbour in self.neighbours:
                     neighbour.lose(life.replica, life.at_s)
+                if self.split is not None:
+                    self.split.lose(life.replica, life.at_s)
                 for asked in replica.die():
-                    self.at(life.at_s, asked, partial(self._arrive, asked))
+                    self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
                     self.retried += 1
                 self._forget(life.at_s, [life.replica])
 

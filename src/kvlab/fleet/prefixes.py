@@ -29,25 +29,26 @@ class RoutedPrompt:
         self.prompt_tokens = len(request.prompt_token_ids)
         self.output_tokens = request.sampling.max_tokens
         self._request = request
-        self._keys: dict[tuple[int, int], list[Key]] = {}
+        self._keys: dict[tuple[int, int, int], list[Key]] = {}
 
-    def keys(self, block_size: int, most: int = 2**31) -> Sequence[Key]:
-        """See RoutedRequest: the keys that a pool's contents have."""
-        found = self._keys.get((block_size, most))
+    def keys(self, block_size: int, most: int = 2**31, group: int = 0) -> Sequence[Key]:
+        """See RoutedRequest: the keys that a pool's contents have, those of a group of layers."""
+        found = self._keys.get((block_size, most, group))
         if found is None:
             prompt = self._request.prompt_token_ids
             packed = (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
-            found = block_keys(packed, block_size * TOKEN_BYTES, self._request.salt, most)
-            self._keys[block_size, most] = found
+            found = block_keys(packed, block_size * TOKEN_BYTES, self._request.salt, most, group)
+            self._keys[block_size, most, group] = found
         return found
 
 
-def block_keys(packed: bytes, size: int, salt: Salt, most: int) -> list[Key]:
+def block_keys(packed: bytes, size: int, salt: Salt, most: int, group: int = 0) -> list[Key]:
     """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they
-    are those that a pool's contents have.
+    are those that a pool's contents have in a group of layers.
     """
-    (root,) = PrefixIndex.root_tokens(salt)
-    key, found = key_behind(b"", root), []
+    key, found = b"", []
+    for root in PrefixIndex.root_tokens(salt, group):
+        key = key_behind(key, root)
     for start in range(0, min(len(packed) - size + 1, most * size), size):
         key = key_behind(key, packed[start : start + size])
         found.append(key)

@@ -6,6 +6,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,11 +22,14 @@ from kvlab.kv.reset import drop_cached
 
 
 class Asked(NamedTuple):
-    """A request as it was handed in, and whom to tell."""
+    """A request as it was handed in, and whom to tell; `again` serves it anew if it is lost with its replica, and
+    is given the time and may raise RequestRefusedError. None: it arrives again.
+    """
 
     request: Request
     on_output: OutputCallback | None
     on_finish: FinishCallback
+    again: Callable[[float], None] | None = None
 
 
 class Load(NamedTuple):
@@ -97,7 +101,7 @@ class Replica:
             if name not in self._lost:
                 on_finish(replace(record, replica=self.index))
 
-        request, on_output, on_finish = asked
+        request, on_output, on_finish, _ = asked
         name = request.request_id
         self._left[name] = request.sampling.n
         self.in_flight_requests[name] = asked

@@ -62,7 +62,7 @@ class Scaler:
     def _decide(self, now: float) -> None:
         for index, replica in enumerate(self._replicas):
             drains = self._since_s[index] is not None and self._ready_s[index] == math.inf
-            if drains and not replica.in_flight(now):
+            if drains and not replica.in_flight(now) and not replica.core.is_keeping:
                 self._stop(index, now)
         there = [index for index, ready_s in enumerate(self._ready_s) if ready_s < math.inf]
         total, config = self._total(now), self._config

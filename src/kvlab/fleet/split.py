@@ -7,14 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 from kvlab.core import Request, RequestRecord, SamplingParams, StepRecord
-from kvlab.engine.protocol import FinishCallback
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.base import Router
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
-from kvlab.kv.tiers.remote import RemoteTier
+from kvlab.kv.pool import BlockPool
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 
 class Split:
@@ -30,6 +31,7 @@ class Split:
 
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
         self.transfers: list[Transfer] = []
+        self._rates = rates
         self.prefilling: Sequence[int] = range(prefill)
         self.decoding: Sequence[int] = range(prefill, len(rates))
         self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
@@ -65,20 +67,39 @@ class Split:
             self._let_go(name, record.finished_s)
             asked.on_finish(record)
 
-        self._ask(request, routed, prefilled, now)
+        self._ask(Asked(request, None, prefilled, partial(self.begin, asked, routed)), routed, now)
 
     def stepped(self, replica: Replica, record: StepRecord) -> None:
         """See Splitting: nothing is sent before a prompt is computed."""
 
-    def _ask(self, request: Request, routed: RoutedPrompt, prefilled: FinishCallback, now: float) -> None:
+    def lose(self, replica: int, now: float) -> None:
+        """See Splitting: what was to be pulled from it is computed where it was to go."""
+        for name in [name for name, source in self._sources.items() if source == replica]:
+            self._lose_source(name, now)
+
+    def _lose_source(self, name: str, now: float) -> None:
+        """What is kept of a request's prompt is lost, and what of it is on its way."""
+        for index, tier in self.tiers.items():
+            tier.withdraw(name)
+            replica = self._fleet.replicas[index]
+            pool = replica.core.pool
+            loading = pool.offload.loading if isinstance(pool, BlockPool) else {}
+            for load in [loading[key] for key in tier.taken(name)]:
+                if load.done_s > now:
+                    load.is_lost, load.done_s = True, now
+                    replica.wake(now)
+        self._let_go(name, now)
+
+    def _ask(self, prompt: Asked, routed: RoutedPrompt, now: float) -> None:
         """A prompt goes to a replica that computes it, and keeps its blocks. Raises RequestRefusedError."""
+        request = prompt.request
         name = request.request_id
         source = self._sources[name] = self._fleet.choose(self._router, routed, self.prefilling, now, "prefill")
         replica = self._fleet.replicas[source]
         replica.core.keep(name)
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
         try:
-            replica.submit(Asked(replace(request, sampling=prompt_alone), None, prefilled), now)
+            replica.submit(prompt._replace(request=replace(request, sampling=prompt_alone)), now)
         except RequestRefusedError:
             self._let_go(name, now)
             raise
@@ -100,8 +121,13 @@ class Split:
         tier = RemoteTier(rate.block_bytes, PullLink(rate, source, note), pulled)
         return tier
 
+    def _contents(self, routed: RoutedPrompt, target: int) -> dict[Key, Offered]:
+        return self._rates[target].contents(routed, self._fleet.views[target].block_size)
+
     def _hand_over(self, asked: Asked, routed: RoutedPrompt, first: RequestRecord, now: float) -> None:
-        """A prompt is computed: the request goes to a replica that decodes it."""
+        """A prompt is computed: the request goes to a replica that decodes it, and finds nothing to pull if the one
+        that computed it has died.
+        """
         fleet, name = self._fleet, asked.request.request_id
         target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
         tier = self.tiers[target]
@@ -113,9 +139,15 @@ class Split:
             record = replace(record, scheduled_s=first.scheduled_s, computed_prompt_tokens=computed)
             asked.on_finish(replace(record, cached_tokens=first.cached_tokens))
 
-        tier.offer(name, routed.keys(fleet.views[target].block_size))
+        def again(when_s: float) -> None:
+            tier.withdraw(name)
+            self._let_go(name, when_s)
+            self.begin(asked, routed, when_s)
+
+        if name in self._sources:
+            tier.offer(name, self._contents(routed, target))
         try:
-            fleet.replicas[target].submit(asked._replace(on_finish=decoded), now)
+            fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
         except RequestRefusedError:
             tier.withdraw(name)
             raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvlab.config.fleet import LinkConfig
-from kvlab.kv.tiers.base import Link
+from kvlab.fleet.prefixes import RoutedPrompt
+from kvlab.kv.groups import LayerGroup, layers_per_block
+from kvlab.kv.tiers.base import Key, Link
+from kvlab.kv.tiers.remote import Offered
 
 #: Seconds that a replica is predicted to take for so many tokens of a prompt, which are behind so many others.
 PrefillTime = Callable[[int, int], float]
@@ -44,6 +47,20 @@ class LinkRate:
     block_bytes: int  # of all devices
     pieces_per_block: int  # that each device sends
     layers: int = 1  # of the model
+    groups: Sequence[LayerGroup] = (LayerGroup((0,)),)  # of layers, each of which has blocks of its own
+
+    def contents(self, routed: RoutedPrompt, size: int) -> dict[Key, Offered]:
+        """What is sent of a prompt's whole blocks of `size` tokens, a group's behind another's: of layers with a
+        window those that a sequence of so many tokens holds. One that the sender has given back with the prompt's
+        last tokens counts as still there.
+        """
+        count, largest, found = routed.prompt_tokens // size, layers_per_block(self.groups), dict[Key, Offered]()
+        for number, group in enumerate(self.groups):
+            num_bytes = self.block_bytes * len(group.layers) // largest
+            first = group.first_block(count * size, size)
+            for place, key in enumerate(routed.keys(size, group=number)[first:], start=first + 1):
+                found[key] = Offered(place * size, num_bytes)
+        return found
 
     def seconds(self, num_bytes: int) -> float:
         """How long so many bytes take, those of whole blocks, with nothing before them."""

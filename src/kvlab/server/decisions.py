@@ -44,7 +44,7 @@ class DecisionLog:
             raise ConfigError("record", self._path, f"cannot be written: {error.strerror}") from error
         head = {"kvlab": "decisions", "started": time.time(), "upstreams": list(settings.upstreams)}
         fleet = asdict(settings.fleet)
-        del fleet["link"], fleet["scale"]  # of simulated fleets
+        del fleet["link"], fleet["scale"], fleet["prefill_scale"]  # of simulated fleets
         self._write(head | {"seed": settings.seed, "fleet": fleet})
 
     def about(self) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class Offload:
     def _start(self, load: Load) -> Load:
         tier, pages = load.tier, self._pages
         if pages is None or tier.store is None:
-            num_bytes = tier.page_bytes * len(load.blocks)
+            num_bytes = tier.bytes_of(load.blocks)
             load.done_s = self.now if tier.up is None else tier.up.transfer(self.now, num_bytes)
             load.seconds = 0.0 if tier.up is None else tier.up.seconds(num_bytes)
             return load

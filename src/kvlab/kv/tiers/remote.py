@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.tiers.base import Key, Link
@@ -28,6 +29,13 @@ class ElsewhereTier(Tier):
         """Nothing ages here."""
 
 
+class Offered(NamedTuple):
+    """A content that can be pulled: which tokens of its sequence end with it, and its bytes."""
+
+    tokens: int
+    num_bytes: int
+
+
 class RemoteTier(ElsewhereTier):
     """Contents that are offered to a pool under a name, each offer until it is withdrawn. When the content at an
     offer's end has come, `pulled` is called with its name: whoever holds the contents may let them go.
@@ -37,14 +45,16 @@ class RemoteTier(ElsewhereTier):
         super().__init__("remote", page_bytes, up=link)
         self.source = ""  # the offer whose contents were held last: what is loaded next
         self._pulled = pulled
+        self.offered: dict[Key, Offered] = {}
         self._offers: dict[str, Sequence[Key]] = {}
         self._names: dict[Key, list[str]] = {}  # the offers of a content
         self._pulls: dict[Key, list[str]] = {}  # the offers that a held content is taken from, one for each hold
 
-    def offer(self, name: str, keys: Sequence[Key]) -> None:
-        """These contents can be pulled."""
-        self._offers[name] = keys
-        for key in keys:
+    def offer(self, name: str, contents: Mapping[Key, Offered]) -> None:
+        """These contents can be pulled: a group's of layers behind another's, each in order."""
+        self._offers[name] = list(contents)
+        self.offered.update(contents)
+        for key in contents:
             self._names.setdefault(key, []).append(name)
 
     def withdraw(self, name: str) -> None:
@@ -53,7 +63,15 @@ class RemoteTier(ElsewhereTier):
             names = self._names[key]
             names.remove(name)
             if not names:
-                del self._names[key]
+                del self._names[key], self.offered[key]
+
+    def bytes_of(self, keys: Iterable[Key]) -> int:
+        """See Tier. Layers of a group may be fewer than a page has room for."""
+        return sum(self.offered[key].num_bytes for key in keys)
+
+    def taken(self, name: str) -> list[Key]:
+        """The contents of an offer that are on their way."""
+        return [key for key, names in self._pulls.items() if name in names]
 
     def __len__(self) -> int:
         return len(self._names)

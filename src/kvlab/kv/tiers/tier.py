@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvlab.kv.eviction import EvictionPolicy
@@ -68,6 +68,10 @@ class Tier:
     def place(self, key: Key) -> int:
         """Where a content is that the tier holds."""
         return self._places[key]
+
+    def bytes_of(self, keys: Iterable[Key]) -> int:
+        """Bytes of these contents."""
+        return self.page_bytes * sum(1 for _ in keys)
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         """How many of these contents, which it has and which lie behind so many blocks, are worth a load. `again`:

@@ -26,31 +26,46 @@ def joined_life(record: RequestRecord, hops: Sequence[Routed], observers: Sequen
     """The whole life of a sample that has ended. Its time with a replica that died is lost: it began anew with the
     next. None: the last never had it.
     """
-    life = Life(record.key, [], record.arrival_s)
-    if hops and hops[0].stage == "decode":
-        return _decoded_first(record, hops, observers)
-    for hop, after in zip_longest(hops, hops[1:]):
+    if not hops:
+        return None
+    life, (first, *others) = Life(record.key, [], record.arrival_s), _last_attempt(hops)
+    if first is not hops[0]:
+        life.add(Cause.LOST, first.at_s)
+    if first.stage == "decode":
+        return _decoded_first(life, record, first, others, observers)
+    for hop, after in zip_longest([first, *others], others):
         end_s = record.finished_s if after is None else after.at_s
-        if after is not None and after.stage != "decode":
-            life.add(Cause.LOST, end_s)
-            continue
         sample = 0 if hop.stage == "prefill" else record.sample  # samples have the prompt in common
         own = observers[hop.choice.replica].ended((record.request_id, sample), end_s)
         if own is None:
             return None
         life.follow(own)
-    return life if hops else None
+    return life
 
 
-def _decoded_first(record: RequestRecord, hops: Sequence[Routed], observers: Sequence[LifeObserver]) -> Life | None:
+def _last_attempt(hops: Sequence[Routed]) -> Sequence[Routed]:
+    """The last of these choices, from where the request began anew for the last time."""
+    begins = [place for place, hop in enumerate(hops) if (hop.stage == "decode") == (hops[0].stage == "decode")]
+    return hops[max(begins, default=0) :]
+
+
+def _decoded_first(
+    life: Life, record: RequestRecord, decode: Routed, prefills: Sequence[Routed], observers: Sequence[LifeObserver]
+) -> Life | None:
     """The same of one for which blocks were reserved where it decodes: while it waits for K and V, what becomes of
     its prompt elsewhere.
     """
-    life = observers[hops[0].choice.replica].ended(record.key, record.finished_s)
-    for hop in hops[1:] if life is not None else ():
-        prompt = observers[hop.choice.replica].lives.get((record.request_id, 0))
-        if life is not None and prompt is not None:
-            life.detail(Cause.TRANSFER, prompt)
+    own = observers[decode.choice.replica].ended(record.key, record.finished_s)
+    if own is None:
+        return None
+    life.follow(own)
+    for last in prefills[-1:]:
+        prompt = Life(record.key, [], prefills[0].at_s)
+        if last is not prefills[0]:
+            prompt.add(Cause.LOST, last.at_s)
+        if (computed := observers[last.choice.replica].lives.get((record.request_id, 0))) is not None:
+            prompt.follow(computed)
+        life.detail(Cause.TRANSFER, prompt)
     return life
 
 
@@ -58,6 +73,7 @@ def prompt_of(
     record: RequestRecord, hops: Sequence[Routed], observers: Sequence[PromptObserver]
 ) -> PromptTokens | None:
     """What became of its prompt's tokens where that was computed, or pulled without being computed apart."""
+    hops = _last_attempt(hops)
     computing = [hop for hop in hops if hop.stage != "decode"]
     last = [*hops[-1:], *computing][-1:]  # found whole where it decodes
     return observers[last[0].choice.replica].prompts.get(record.key) if last else None

@@ -87,7 +87,8 @@ class PromptObserver:
         self.prompts: dict[SequenceKey, PromptTokens] = {}
 
     def added(self, first: Sequence) -> None:
-        """See StepObserver."""
+        """See StepObserver. A request that was lost with another replica may be here again."""
+        self.prompts.pop(first.key, None)
 
     def stepped(self, record: StepRecord, batch: StepBatch) -> None:
         """See StepObserver."""

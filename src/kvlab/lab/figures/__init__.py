@@ -83,7 +83,10 @@ def _replicas(record: RunRecord) -> int:
 def _groups(record: RunRecord) -> list[tuple[str, int]]:
     """The groups of a run's replicas, each with how many; none where all are alike."""
     groups = record.config.get("fleet.groups")
-    return [(each.name, each.replicas) for each in read_groups(groups)] if isinstance(groups, list) else []
+    if not isinstance(groups, list):
+        return []
+    replicas, prefill = (int(str(record.config.get(f"fleet.{name}", 0))) for name in ("replicas", "prefill"))
+    return [(each.name, each.replicas) for each in read_groups(groups, replicas, prefill)]
 
 
 def title_of(name: str) -> str:

@@ -34,7 +34,7 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
             if log.holdings is not None:
                 metrics |= duplicate_metrics(log.holdings.duplicates)
                 metrics["fleet/hit_rate_ceiling"] = prefix_tree(own.requests, own.pool.block_size).most_hit_rate
-            if own.config.fleet.scale.on is not None:
+            if own.config.fleet.rules:
                 metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
                 metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
             pools = [replica.pool for replica in own.replicas]

@@ -16,6 +16,7 @@ from kvlab.engine.plan import EnginePlan
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import CapacityError, ConfigError, KvlabError, WorkloadError
 from kvlab.fleet.transfer import LinkRate, PrefillTime
+from kvlab.kv.groups import LayerGroup, layers_per_block
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
@@ -201,7 +202,8 @@ def link_rates(plan: RunPlan) -> list[LinkRate]:
     as either end has.
     """
     link, replicas = plan.config.fleet.link, plan.replicas
-    pieces = 2 * plan.model.num_layers if link.pieces == "layer" else 1
+    groups = plan.pool.groups or (LayerGroup(tuple(range(plan.model.num_layers))),)
+    pieces = 2 * layers_per_block(groups) if link.pieces == "layer" else 1
     senders = replicas if plan.config.fleet.neighbours else replicas[: plan.config.fleet.prefill]
     sending = [each.config.executor.devices for each in senders]
     return [
@@ -211,6 +213,7 @@ def link_rates(plan: RunPlan) -> list[LinkRate]:
             each.pool.block_size * each.pool.bytes_per_slot,
             pieces,
             plan.model.num_layers,
+            groups,
         )
         for each in replicas
     ]
@@ -255,23 +258,29 @@ def _check_lengths(requests: list[Request], config: RunConfig) -> int:
 
 def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
-    if not fleet.prefill and fleet.store is None and not fleet.neighbours:
+    if not _pulling(fleet):
         return
-    key, value = _pulling(fleet)
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
         (not shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
-        (bool(plan.pool.groups), "whole prompts are pulled, and some layers keep a window; use kv.windows=false"),
+        (
+            bool(plan.pool.groups) and (fleet.store is not None or fleet.neighbours),
+            "is of whole prefixes, and some layers keep a window; use kv.windows=false",
+        ),
         (fleet.store is not None and not store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
-            raise ConfigError(key, value, text)
+            raise ConfigError(*_pulling(fleet)[-1], text)
 
 
-def _pulling(fleet: FleetConfig) -> tuple[str, object]:
-    """The first setting by which replicas pull K and V, and its value; None of its value where there is none."""
-    settings = {"prefill": fleet.prefill, "store": fleet.store, "neighbours": "true" * fleet.neighbours}
-    return next(((f"fleet.{name}", value) for name, value in settings.items() if value), ("fleet", None))
+def _pulling(fleet: FleetConfig) -> list[tuple[str, object]]:
+    """The settings by which replicas pull K and V, and their values."""
+    settings = {
+        "prefill": fleet.prefill or None,
+        "store": fleet.store,
+        "neighbours": "true" if fleet.neighbours else None,
+    }
+    return [(f"fleet.{name}", value) for name, value in settings.items() if value is not None]
 
 
 def shares_prefixes(plan: EnginePlan) -> bool:
@@ -287,13 +296,15 @@ def store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
 
 def _check_blocks(plan: RunPlan) -> None:
     """Raise ConfigError for replicas that are to have blocks of another size than they have."""
-    fleet = plan.config.fleet
-    key, value = _pulling(fleet)
+    pulling = _pulling(plan.config.fleet)
     sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in plan.replicas}
-    if value and len(sizes) > 1:
+    if pulling and len({each.pool.groups for each in plan.replicas}) > 1:
+        text = "blocks are pulled as they are, and fleet.groups keep other windows; give all one model.max_seq_len"
+        raise ConfigError(*pulling[0], f"{text}, kv.windows")
+    if pulling and len(sizes) > 1:
         has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
         text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
-        raise ConfigError(key, value, text)
+        raise ConfigError(*pulling[0], text)
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

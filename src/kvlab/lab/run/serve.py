@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from kvlab.core import StepRecord
@@ -158,9 +159,10 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
     if isinstance(engine, Fleet):
         log.steps.sort()
         log.routed, log.retried = engine.routed, engine.retried
-        if engine.scaler is not None:
-            always = engine.router.config.prefill * log.duration_s
-            log.replica_s, log.scaled = engine.scaler.finish(log.duration_s) + always, engine.scaler.events
+        if engine.scalers:
+            always = len(engine.replicas) - sum(len(replicas) for _, replicas in engine.router.config.rules)
+            log.replica_s = always * log.duration_s + sum(each.finish(log.duration_s) for each in engine.scalers)
+            log.scaled = sorted((event for each in engine.scalers for event in each.events), key=itemgetter(0))
         if counts := [side.counts for side in engine.sides.values()]:
             totals = {name: sum(getattr(each, name) for each in counts) for name in ("stored", "loaded", "hits")}
             log.store = TierCounts(**totals)

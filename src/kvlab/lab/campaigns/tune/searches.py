@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from kvlab.config import RunConfig
+from kvlab.config.fleet import FleetConfig
+from kvlab.config.groups import ROLES, read_groups, with_settings
 from kvlab.errors import ConfigError
 from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
@@ -70,14 +72,24 @@ class ReplicaSearch(LimitSearch):
         if config.engine.kind != "kvlab":
             text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
             raise ConfigError("find", self.find, text)
-        if config.fleet.groups:
-            text = f"find={self.find} searches a number of equal replicas; sweep over fleet.groups instead"
-            raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
-        most = config.fleet.replicas
-        return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
+        return self.range_in(config.fleet)
+
+    def range_in(self, fleet: FleetConfig) -> RateRange:
+        """The setting of a fleet that is searched, and its bounds. Raises ConfigError where it has none."""
+        most, parts = fleet.replicas, fleet.parts
+        if not parts:
+            return RateRange("fleet.replicas", 1, 1, most if most > 1 else _MOST)
+        growing = [group for group in parts if group.grows]
+        if not growing:
+            text = (
+                "find=replicas lets one group grow: leave its count out, and give fleet.replicas, the most of all"
+            )
+            raise ConfigError("fleet.groups", ", ".join(group.name for group in parts), text)
+        low = most - growing[-1].replicas + 1
+        return RateRange("fleet.replicas", low, low, most)
 
     def tries(self) -> Generator[float, bool, Bracket]:
-        return least(int(self.range.high))
+        return least(int(self.range.low), int(self.range.high))
 
     def answers(self, limits: Bracket) -> bool:
         return limits.holds is not None
@@ -97,16 +109,22 @@ class ReplicaSearch(LimitSearch):
         """What was tried, in the table."""
         return f"{value:g}"
 
-    def replicas(self, value: float) -> int:
-        """How many serve then."""
-        return int(value)
+    def fleet(self, value: float) -> tuple[int, int]:
+        """How many serve then, and how many of them prefill alone."""
+        return int(value), self.base.config.fleet.prefill
+
+    def devices(self, value: float) -> int:
+        """Of all that serve then."""
+        config, (replicas, prefill) = self.base.config, self.fleet(value)
+        groups = read_groups(config.fleet.groups, replicas, prefill)
+        own = [group.replicas * with_settings(config, group.settings).executor.devices for group in groups]
+        return sum(own) if groups else replicas * config.executor.devices
 
     def _print_table(self) -> None:
         """A row for each value that was tried."""
         table = new_table(self.column, "devices", "within", "goodput", "of a device", "ttft p99", "tpot p99")
         for value, ended in sorted(self.ended.items()):
-            devices = self.replicas(value) * self.base.config.executor.devices
-            metrics, goodput = ended.metrics, ended.metrics[GOODPUT]
+            devices, metrics, goodput = self.devices(value), ended.metrics, ended.metrics[GOODPUT]
             times = (metrics.get(f"latency/{name}_ms_p99") for name in ("ttft", "tpot"))
             table.add_row(
                 self.named(value),
@@ -119,13 +137,13 @@ class ReplicaSearch(LimitSearch):
         self.console.print(table)
 
 
-def least(most: int) -> Generator[float, bool, Bracket]:
-    """Yields the numbers to try and is sent whether each holds: 1, 2, 4 and so on up to `most` until one holds,
-    then the middle between that and the largest that does not.
+def least(low: int, most: int) -> Generator[float, bool, Bracket]:
+    """Yields the numbers to try and is sent whether each holds: `low`, then 1, 3, 7 and so on more, `most` at the
+    end, until one holds, then the middle between that and the largest that does not.
     """
     holds: int | None = None
     fails: int | None = None
-    number = 1
+    number = low
     while True:
         if (yield number):
             holds = number
@@ -134,11 +152,11 @@ def least(most: int) -> Generator[float, bool, Bracket]:
         if holds is None:
             if number >= most:
                 return Bracket(None, fails)
-            number = min(2 * number, most)
-        elif holds - (fails or 0) <= 1:
+            number = min(2 * number - low + 1, most)
+        elif holds - (fails or low - 1) <= 1:
             return Bracket(holds, fails)
         else:
-            number = (holds + (fails or 0)) // 2
+            number = (holds + (fails or low - 1)) // 2
 
 
 class SplitSearch(ReplicaSearch):
@@ -149,22 +167,29 @@ class SplitSearch(ReplicaSearch):
     find = files = "split"
     column = "prefill : decode"
 
-    def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
-        super().range_of(config, settings)
-        replicas = config.fleet.replicas
-        if replicas < 2:
+    def range_in(self, fleet: FleetConfig) -> RateRange:
+        if fleet.replicas < 2:
             text = "leaves nothing to split; find=split needs at least 2, of which it tries each split"
-            raise ConfigError("fleet.replicas", replicas, text)
-        return RateRange("fleet.prefill", 0, 0, replicas - 1)
+            raise ConfigError("fleet.replicas", fleet.replicas, text)
+        parts = fleet.parts
+        if not any(group.role for group in parts):
+            return RateRange("fleet.prefill", 0, 0, fleet.replicas - 1)
+        if sum(group.grows for group in parts) < 2:
+            text = (
+                "find=split needs one of each role without a count, which share what others leave of fleet.replicas"
+            )
+            raise ConfigError("fleet.groups", ", ".join(group.name for group in parts), text)
+        fixed = {role: sum(g.replicas for g in parts if g.role == role and not g.grows) for role in ROLES}
+        low = fixed["prefill"] + 1
+        return RateRange("fleet.prefill", low, low, fleet.replicas - fixed["decode"] - 1)
 
     def question(self, limits: str) -> str:
-        return (
-            f"the {self.range.key} of {self.replicas(0)} replicas with the most requests a second within {limits}"
-        )
+        replicas, _ = self.fleet(0)
+        return f"the {self.range.key} of {replicas} replicas with the most requests a second within {limits}"
 
     def tries(self) -> Generator[float, bool, Bracket]:
         """All: goodput over the split may have several tops, as prompts and outputs come."""
-        for prefill in range(int(self.range.high) + 1):
+        for prefill in range(int(self.range.low), int(self.range.high) + 1):
             _ = yield prefill  # it is sent whether that holds
         best = min(self.ended, key=lambda prefill: (-self.ended[prefill].metrics[GOODPUT], prefill))
         return Bracket(best if self.ended[best].metrics[GOODPUT] else None)
@@ -182,5 +207,5 @@ class SplitSearch(ReplicaSearch):
         prefill, replicas = int(value), self.base.config.fleet.replicas
         return f"{prefill} : {replicas - prefill}" if prefill else "no split"
 
-    def replicas(self, value: float) -> int:
-        return self.base.config.fleet.replicas
+    def fleet(self, value: float) -> tuple[int, int]:
+        return self.base.config.fleet.replicas, int(value)

@@ -1,0 +1,84 @@
+"""Replicas of a split die: what they had is served by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvlab.config import SchedulerConfig
+from kvlab.config.fleet import FleetConfig, LinkConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.fleet.fleet import Fleet
+from kvlab.lab.run.drive import RunLog
+from tests.fleet.test_fleet import POOL, fleet_of, serve
+from tests.support.model import prompt_for
+
+HANDSHAKES = ("prefill_first", "decode_first")
+ASKED = Request("r0", prompt_for("r0", 17), SamplingParams(max_tokens=9), 0.0)  # four whole blocks of a prompt
+CHUNKS = POOL | {"scheduler": SchedulerConfig(max_batch_size=4, max_batched_tokens=4)}
+
+
+def split(handshake: str, *life: str, setup_us: float = 0.0, own: Mapping[str, Any] = POOL) -> tuple[Fleet, RunLog]:
+    """Two replicas that prefill and two that decode serve one request."""
+    link = LinkConfig(setup_us=setup_us, send="chunk" if handshake == "decode_first" else "prompt")
+    config = FleetConfig(replicas=4, prefill=2, handshake=handshake, life=list(life), link=link)
+    fleet = fleet_of(config, own=own)
+    return fleet, serve(fleet, [ASKED])
+
+
+def sent_to(fleet: Fleet, stage: str) -> list[int]:
+    return [each.choice.replica for each in fleet.routed if each.stage == stage]
+
+
+@pytest.fixture(scope="module")
+def usual() -> RunLog:
+    return split("prefill_first")[1]
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+def test_a_prompt_that_was_being_computed_is_computed_by_another(handshake: str, usual: RunLog) -> None:
+    ends_s = [step.end_s for step in split(handshake, own=CHUNKS)[1].steps if step.replica == 0]
+    fleet, log = split(handshake, f"{ends_s[1]:.9f}:die:0", own=CHUNKS)
+    assert sent_to(fleet, "prefill") == [0, 1]
+    assert sent_to(fleet, "decode") == [2]
+    assert fleet.split is not None
+    (sent,) = fleet.split.transfers
+    assert sent.source == 1
+    assert sent.start_s > ends_s[1]  # all of it is sent anew
+    assert fleet.retried == 1
+    assert log.records[0].output_token_ids == usual.records[0].output_token_ids
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+def test_what_is_on_its_way_from_a_dead_replica_is_computed_where_it_decodes(handshake: str, usual: RunLog) -> None:
+    fleet, log = split(handshake, "0.5:die:0", setup_us=1e6)
+    assert sent_to(fleet, "prefill") == [0]
+    assert sent_to(fleet, "decode") == [2]
+    assert fleet.retried == 0
+    assert 0.5 < log.records[0].token_times_s[0] < 1.0  # it did not wait for the transfer's end
+    assert log.records[0].output_token_ids == usual.records[0].output_token_ids
+    assert max(record.prefill_tokens for record in log.steps if record.replica == 2) == 17
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+@pytest.mark.parametrize("setup_us", [0.0, 1e6], ids=["decoding", "pulling"])
+def test_a_request_that_was_lost_where_it_decodes_begins_again(
+    handshake: str, setup_us: float, usual: RunLog
+) -> None:
+    die_s = 0.5 if setup_us else usual.records[0].token_times_s[3]
+    fleet, log = split(handshake, f"{die_s}:die:2", setup_us=setup_us)
+    assert sent_to(fleet, "decode") == [2, 3]
+    assert sent_to(fleet, "prefill") == [0, 1]
+    assert fleet.retried == 1
+    assert log.records[0].output_token_ids == usual.records[0].output_token_ids
+    assert log.records[0].replica == 3
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+def test_a_replica_that_drains_keeps_a_prompt_until_it_was_pulled(handshake: str) -> None:
+    fleet, log = split(handshake, "0.5:drain:0", setup_us=1e6)
+    assert fleet.split is not None
+    assert [each.source for each in fleet.split.transfers] == [0]
+    assert log.records[0].token_times_s[0] > 1.0

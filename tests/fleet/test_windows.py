@@ -1,0 +1,57 @@
+"""Layers with windows beside a split: of each group of layers what its sequences hold goes over the link."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from kvlab.config.fleet import FleetConfig, LinkConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.fleet.fleet import Fleet
+from kvlab.lab.run.drive import RunLog
+from tests.fleet.test_fleet import POOL, WINDOWED, fleet_of, serve, traffic
+from tests.support.model import prompt_for
+
+WAYS = [("prefill_first", "prompt"), *product(["decode_first"], ["prompt", "chunk", "layer"])]
+
+
+def split(
+    handshake: str, send: str, requests: list[Request], *life: str, setup_us: float = 0.0
+) -> tuple[Fleet, RunLog]:
+    link = LinkConfig(setup_us=setup_us, send=send)
+    config = FleetConfig(replicas=3, prefill=2, handshake=handshake, link=link, life=list(life))
+    fleet = fleet_of(config, own=POOL | WINDOWED)
+    return fleet, serve(fleet, requests)
+
+
+def asked(name: str, tokens: int) -> Request:
+    return Request(name, prompt_for(name, tokens), SamplingParams(max_tokens=4), 0.0)
+
+
+@pytest.mark.parametrize(("handshake", "send"), WAYS)
+@pytest.mark.parametrize(("tokens", "whole"), [(8, 2), (17, 4), (40, 10)])
+def test_bytes_are_those_of_what_each_layer_needs(handshake: str, send: str, tokens: int, whole: int) -> None:
+    fleet, log = split(handshake, send, [asked("r0", tokens)])
+    assert fleet.split is not None
+    (sent,) = fleet.split.transfers
+    of_layer = fleet.replicas[2].core.pool.offload.tiers[0].page_bytes // 2  # type: ignore[attr-defined]
+    assert sent.num_bytes == (2 * whole + 5 * min(whole, 2)) * of_layer  # blocks of 4 tokens; windows of 8
+    computed = [step.prefill_tokens for step in log.steps if step.replica == 2]
+    assert sum(computed) == max(tokens - 4 * whole, 1)
+
+
+@pytest.mark.parametrize(("handshake", "send"), WAYS)
+def test_what_comes_to_nothing_is_computed(handshake: str, send: str) -> None:
+    fleet, log = split(handshake, send, [asked("r0", 17)], "0.5:die:0", setup_us=1e6)
+    assert [each.stage for each in fleet.routed].count("prefill") == 1
+    assert sum(step.prefill_tokens for step in log.steps if step.replica == 2) == 17
+    assert log.records[0].token_times_s[0] < 1.0
+
+
+@pytest.mark.parametrize(("handshake", "send"), WAYS)
+def test_all_that_is_pulled_is_found(handshake: str, send: str) -> None:
+    fleet, log = split(handshake, send, traffic(30))
+    assert fleet.split is not None
+    assert len(fleet.split.transfers) > 5
+    assert log.completed == 30
