@@ -143,8 +143,9 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
             progress.update(bar, description=stage, state=state, refresh=True)
 
         progress.refresh()
-        found = Adviser(config, words, settings, directory / "simulations.jsonl", told).advise()
-    return (found.noted(layout) if layout else found), config, directory
+        noted = [layout] if layout else []
+        adviser = Adviser(config, words, settings, directory / "simulations.jsonl", told, noted=noted)
+        return adviser.advise(), config, directory
 
 
 @command(__doc__, AdviseSettings, bare=False)
