@@ -124,7 +124,7 @@ class Advice:
     proposals: tuple[Proposal, ...]
     no_difference: tuple[str, ...]
     worse: tuple[str, ...]
-    not_tried: tuple[tuple[str, str], ...]  # settings, and why they cannot run
+    not_tried: tuple[tuple[str, str], ...]  # settings, and why
     plan: Proposal
     frontier: tuple[Figures, ...]
     sure: str

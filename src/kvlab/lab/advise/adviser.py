@@ -108,7 +108,7 @@ class Adviser:
             proposals=tuple(proposals),
             no_difference=tuple(single.change.text for single in others if single.verdict != "worse"),
             worse=tuple(single.change.text for single in others if single.verdict == "worse"),
-            not_tried=(*refused, *left_out(config, self.devices)),
+            not_tried=(*left_out(self.devices), *refused),
             plan=planned,
             frontier=frontier,
             sure=self._sure(),

@@ -194,6 +194,9 @@ def merged(changes: Iterable[Change]) -> dict[str, Any]:
     return {key: value for change in changes for key, value in change.settings.items()}
 
 
-def left_out(config: RunConfig, devices: int) -> Iterator[tuple[str, str]]:
-    """Settings that are not tried, and why."""
-    yield from ()
+def left_out(devices: int) -> list[tuple[str, str]]:
+    """Settings that could help and are not tried with so many devices, and why."""
+    words = "how many of the tokens that it proposes a model keeps depends on its words, which are not simulated"
+    kinds = "which replicas to make unlike the others, and how, has no single answer to try; sweep over it"
+    found = [("scheduler.speculation.method", f"{words}; run it on the device itself")]
+    return [*found, ("fleet.groups", kinds)] if devices > 1 else found
