@@ -20,11 +20,11 @@ Feature: Advice
     And it says "Change nothing: of"
     And the first advice is "change nothing"
 
-  @R30.4
+  @R30.4 @R30.15
   Scenario: The same command again
     When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2"
-    And I ask for the same advice again, and once more without what was kept
-    Then the three are the same, and the second simulated no change again
+    And I ask for the same advice again, without what was kept, and by a launcher
+    Then all of it is the same, and the second simulated no change again
 
   @R30.3
   Scenario: A trace is cut in the middle of its time

@@ -22,6 +22,7 @@ from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.serve import simulated
 from kvlab.lab.settings import as_word
+from kvlab.plugins import load_plugins
 
 Settings = Mapping[str, Any]  # by dotted key
 # CPU of a simulated step and of a request, measured: a unit of work, not a promise.
@@ -70,7 +71,8 @@ def devices_of(config: RunConfig) -> int:
 
 
 def simulate(config: RunConfig, settings: Settings, segment: Segment) -> Outcome:
-    """The outcome of today's configuration with these settings."""
+    """The outcome of today's configuration with these settings, in whichever process."""
+    load_plugins(config.plugins)
     try:
         config = with_settings(config, settings)
         plan = plan_run(config, segment.requests)
@@ -133,7 +135,8 @@ class Simulations:
         keys = [_key(each, segment) for each in sorted_settings]
         tasks = dict(zip(keys, sorted_settings, strict=True))
         missing = [key for key in tasks if key not in self._known]
-        for key, outcome in self._spread(lambda key: simulate(self.config, tasks[key], segment), missing):
+        config = self.config  # alone: all that the work has goes with it to other machines
+        for key, outcome in self._spread(lambda key: simulate(config, tasks[key], segment), missing):
             self._known[key] = outcome
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
