@@ -110,8 +110,9 @@ class TestGain:
     def test_a_request_that_did_not_end_keeps_no_limit(self) -> None:
         assert goal(Kind.LEVELS, tpot=10.0).share_within(outcome([100.0, math.nan])) == 0.5
 
-    def test_seen_twice_has_both_intervals(self) -> None:
-        assert Gain(10, 5, 15).joined(Gain(3, -1, 6)) == Gain(10, -1, 15)
+    def test_seen_twice_has_both_intervals_and_half_of_what_they_are_apart(self) -> None:
+        assert Gain(10, 5, 15).joined(Gain(10, -1, 12)) == Gain(10, -1, 15)
+        assert Gain(10, 5, 15).joined(Gain(4, -1, 6)) == Gain(10, -4, 18)
 
 
 class TestLimitsThatThePlanDoesNotKeep:

@@ -16,7 +16,10 @@ from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import PairErrors, pair_errors
 
 HOLDS = 0.99  # share of requests within the limits
-_BLOCKS, _DRAWS, _INTERVAL = 20, 400, (5, 95)  # of the bootstrap over blocks of consecutive requests
+# Of the bootstrap over blocks of consecutive requests: fewer blocks are longer than a request takes, and neighbours
+# that are there together fare alike.
+_BLOCKS, _DRAWS, _INTERVAL = 10, 400, (5, 95)
+_BEYOND = 0.5  # of what two parts are apart: a third may lie so far beyond either (experiments/advice_halves)
 _LEAST = 0.01  # a gain below is no difference, however sure
 
 
@@ -52,8 +55,9 @@ class Gain:
         return "{}, {} to {}".format(*(f"{part:+.{digits}f}" for part in (self.value, self.low, self.high)))
 
     def joined(self, other: Gain) -> Gain:
-        """Seen twice, on two parts of the traffic: an interval that has both."""
-        return Gain(self.value, min(self.low, other.low), max(self.high, other.high))
+        """Seen twice, on two parts of the traffic: an interval that has both, and is wider the more they differ."""
+        beyond = _BEYOND * abs(self.value - other.value)
+        return Gain(self.value, min(self.low, other.low) - beyond, max(self.high, other.high) + beyond)
 
 
 @dataclass(frozen=True, slots=True)
