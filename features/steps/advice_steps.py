@@ -110,6 +110,7 @@ def each_has(laboratory: Commands) -> None:
     for proposal in found["proposals"]:
         assert proposal["verdict"] == "better"
         assert proposal["gain"]["low"] <= proposal["gain"]["value"] <= proposal["gain"]["high"]
+        assert 0 < proposal["low"] <= proposal["again"]["value"] <= proposal["high"]
         assert proposal["cost"]
         assert proposal["command"].startswith("kvlab run ")
         assert proposal["command"].endswith(proposal["settings"])

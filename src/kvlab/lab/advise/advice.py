@@ -158,8 +158,12 @@ class Advice:
         found: dict[str, Any] = json.loads(
             text, parse_float=lambda number: round(float(number), 6), parse_constant=lambda _: None
         )
-        for proposal, values in zip(self.proposals, found["proposals"], strict=True):
-            values |= {"settings": proposal.text, "verdict": proposal.seen.verdict}
+        rows = zip((self.plan, *self.proposals), (found["plan"], *found["proposals"]), strict=True)
+        for proposal, values in rows:
+            seen = proposal.seen
+            values |= {"verdict": seen.verdict, "low": round(seen.low, 6), "high": round(seen.high, 6)}
+        for values in found["proposals"]:
+            values["settings"] = " ".join(values["settings"])
         return found
 
 
