@@ -20,11 +20,11 @@ Feature: Advice
     And it says "Change nothing: of"
     And the first advice is "change nothing"
 
-  @R30.4
+  @R30.4 @R30.15
   Scenario: The same command again
     When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2"
-    And I ask for the same advice again, and once more without what was kept
-    Then the three are the same, and the second simulated no change again
+    And I ask for the same advice again, without what was kept, and by a launcher
+    Then all of it is the same, and the second simulated no change again
 
   @R30.3
   Scenario: A trace is cut in the middle of its time
@@ -41,12 +41,14 @@ Feature: Advice
     And the price of a million tokens is that of its devices over its tokens
     And it is said of today's settings and of each number of devices
 
-  @R30.13
+  @R30.13 @R30.14
   Scenario: Replicas whose prefixes a router scatters
     When I ask for advice on "workload=shared_prefix workload.num_groups=6 workload.group_len=2000 workload.num_requests=24 fleet.replicas=2 workload.output_len.max=12 workload.output_len.min=4"
     Then it ends with status 0
     And prefixes from neighbours and a shared store are among what was tried
     And what the time of requests went into sums to all of it
+    And it says "not tried: scheduler.speculation.method: how many of the tokens that it proposes a model keeps depends"
+    And it says "not tried: fleet.groups: which replicas to make unlike the others, and how, has no single answer"
 
   @R30.7
   Scenario: A page, and runs

@@ -130,18 +130,18 @@ def main() -> None:
     for name in names:
         case, start = CASES[name], time.process_time()
         advice = advice_on(case)
-        kind = first_kind(advice)
+        kind, first = first_kind(advice), advice.proposals[0].text if advice.proposals else "change nothing"
         found[name] = {
-            "best": case.best, "first": kind, "settings": advice.first, "is_right": kind == case.best,
+            "best": case.best, "first": kind, "settings": first, "is_right": kind == case.best,
             "gain": advice.proposals[0].again.value if advice.proposals else None,
             "plan": list(advice.plan.settings), "answer": advice.sentences()[1],
         }  # fmt: skip
         right += kind == case.best
         seconds = time.process_time() - start
         word = "right" if kind == case.best else f"WRONG, {case.best} was expected"
-        print(f"{name}: {kind} ({advice.first}): {word}; {seconds:.0f} s", flush=True)
+        print(f"{name}: {kind} ({first}): {word}; {seconds:.0f} s", flush=True)
         for proposal in advice.proposals[:4]:
-            print(f"    {proposal.again.value:+7.1f}  {proposal.settings}")
+            print(f"    {proposal.again.value:+7.1f}  {proposal.text}")
     print(f"{right} of {len(found)} right")
     if len(found) == len(CASES):
         Path(__file__).with_name("results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

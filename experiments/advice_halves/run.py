@@ -22,7 +22,7 @@ from kvlab.engine.threads import usable_cores
 from kvlab.lab.advise.changes import Change
 from kvlab.lab.advise.goal import Goal
 from kvlab.lab.advise.segments import Segment
-from kvlab.lab.advise.simulations import Settings, Simulations
+from kvlab.lab.advise.simulations import Settings, Simulations, here
 from kvlab.lab.run.requests import requests_of
 
 REQUESTS = 300  # of a window
@@ -64,7 +64,7 @@ def windows(requests: Sequence[Request], count: int) -> list[Segment]:
 def gains(config: RunConfig, parts: Sequence[Segment], folder: Path) -> list[dict[str, object]]:
     """Every change in every four windows that follow each other."""
     goal = Goal.of(config, at_once=False)
-    simulations = Simulations(config, folder / "simulations.jsonl", usable_cores().logical)
+    simulations = Simulations(config, folder / "simulations.jsonl", here(usable_cores().logical))
     rows: list[dict[str, object]] = []
     outcomes = [simulations.run([{}, *CHANGES], part) for part in parts]
     for number, settings in enumerate(CHANGES, 1):

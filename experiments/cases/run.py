@@ -94,16 +94,15 @@ def draw_advice(advice: Mapping[str, Any], path: Path) -> None:
         text = f"{100 * row['within']:.1f} %, {row['per_million']:.2f} a million tokens"
         rows.append((f"{row['devices']}", 100 * row["within"], text))
     _bars(panels["devices"], "In time, by devices", rows)
-    changes = [(each["settings"], each["again"], each["gain"]) for each in advice["proposals"]]
+    changes = [(each["settings"], each) for each in advice["proposals"]]
     plan, axes = advice["plan"], panels["gains"]
     if len(plan["settings"]) > 1:
-        changes.append(("the plan", plan["again"], plan["gain"]))
-    for at, (_, again, gain) in enumerate(changes):
-        ends = min(again["low"], gain["low"]), max(again["high"], gain["high"])
-        axes.plot(ends, (at, at), color=style.SKY, linewidth=6, solid_capstyle="butt")
-        axes.plot(again["value"], at, "o", color=style.BLUE)
+        changes.append(("the plan", plan))
+    for at, (_, each) in enumerate(changes):
+        axes.plot((each["low"], each["high"]), (at, at), color=style.SKY, linewidth=6, solid_capstyle="butt")
+        axes.plot(each["again"]["value"], at, "o", color=style.BLUE)
     axes.axvline(0, color=style.FAINT, linewidth=0.8)
-    axes.set_yticks(range(len(changes)), [text for text, *_ in changes])
+    axes.set_yticks(range(len(changes)), [text for text, _ in changes])
     axes.set_ylim(len(changes) - 0.4, -0.6)
     style.tidy(axes, grid="x")
     style.title(axes, "Gains in points of requests in time, with their intervals")

@@ -78,8 +78,8 @@ def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
     laboratory.last = call(advise.main, *words, f"output={laboratory.base / 'advice'}")
 
 
-@when("I ask for the same advice again, and once more without what was kept", target_fixture="thrice")
-def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+@when("I ask for the same advice again, without what was kept, and by a launcher", target_fixture="asked_again")
+def ask_for_the_same(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"first": advice_in(laboratory)}
     text = "workload.num_requests=24 scheduler.max_batch_size=2"
     with monkeypatch.context() as patch:
@@ -88,12 +88,13 @@ def thrice(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     assert laboratory.last.code == 0, laboratory.last.output
     found["second"] = advice_in(laboratory)
     advise_on(laboratory, text, folder="fresh", cores=2)
-    return found | {"third": advice_in(laboratory, "fresh")}
+    advise_on(laboratory, text, "hydra/launcher=basic", folder="launched")
+    return found | {"third": advice_in(laboratory, "fresh"), "fourth": advice_in(laboratory, "launched")}
 
 
-@then("the three are the same, and the second simulated no change again")
-def are_the_same(thrice: dict[str, Any]) -> None:
-    assert thrice["first"] == thrice["second"] == thrice["third"]
+@then("all of it is the same, and the second simulated no change again")
+def are_the_same(asked_again: dict[str, Any]) -> None:
+    assert all(found == asked_again["first"] for found in asked_again.values())
 
 
 @then(parsers.parse('the first advice is "{settings}"'))
@@ -109,6 +110,7 @@ def each_has(laboratory: Commands) -> None:
     for proposal in found["proposals"]:
         assert proposal["verdict"] == "better"
         assert proposal["gain"]["low"] <= proposal["gain"]["value"] <= proposal["gain"]["high"]
+        assert 0 < proposal["low"] <= proposal["again"]["value"] <= proposal["high"]
         assert proposal["cost"]
         assert proposal["command"].startswith("kvlab run ")
         assert proposal["command"].endswith(proposal["settings"])

@@ -16,7 +16,7 @@ from kvlab.cli.advise import current_words
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
-from kvlab.lab.advise.advice import Figures, Plan, Proposal, _unkept
+from kvlab.lab.advise.advice import PLAN, Figures, Proposal, unkept
 from kvlab.lab.advise.changes import Change, Price, TrafficFacts, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.search import Tried, ranked
@@ -30,7 +30,7 @@ TRACE = WorkloadConfig(name="mine", source="recorded", path="mine.jsonl", arriva
 
 def outcome(e2el_ms: Sequence[float], **metrics: float) -> Outcome:
     values = np.array(e2el_ms, dtype=float)
-    return Outcome({}, values / 10, values / 100, values, metrics, 1)
+    return Outcome({"ttft": values / 10, "tpot": values / 100, "e2el": values}, metrics, 1)
 
 
 def goal(kind: Kind, **limits: float) -> Goal:
@@ -110,8 +110,9 @@ class TestGain:
     def test_a_request_that_did_not_end_keeps_no_limit(self) -> None:
         assert goal(Kind.LEVELS, tpot=10.0).share_within(outcome([100.0, math.nan])) == 0.5
 
-    def test_seen_twice_has_both_intervals(self) -> None:
-        assert Gain(10, 5, 15).joined(Gain(3, -1, 6)) == Gain(10, -1, 15)
+    def test_seen_twice_has_both_intervals_and_half_of_what_they_are_apart(self) -> None:
+        assert Gain(10, 5, 15).joined(Gain(10, -1, 12)) == Gain(10, -1, 15)
+        assert Gain(10, 5, 15).joined(Gain(4, -1, 6)) == Gain(10, -4, 18)
 
 
 class TestLimitsThatThePlanDoesNotKeep:
@@ -121,15 +122,26 @@ class TestLimitsThatThePlanDoesNotKeep:
     def said(within: float) -> str:
         limits, gain = {"tpot": 10.0}, Gain(1, 0.5, 2)
         figures = Figures.of(outcome([1200.0] * 20), goal(Kind.LEVELS, **limits), None)
-        plan = Plan(gain, gain, figures, "nothing", "", ("a=1",), False)
-        other = Proposal(gain, gain, replace(figures, within=within), "quality", "", "kind", "b=2", Price.QUALITY)
-        return _unkept(plan, [other], limits)
+        plan = Proposal(PLAN, ("a=1",), gain, gain, figures, "nothing", "")
+        other = Proposal("kind", ("b=2",), gain, gain, replace(figures, within=within), "quality", "")
+        return unkept(plan, [other], limits)
 
     def test_a_single_change_may(self) -> None:
         assert self.said(0.995) == "b=2 alone keeps the limits for 99 % (costs quality), the plan does not."
 
     def test_else_limits_that_it_would_keep(self) -> None:
         assert self.said(0.98) == "Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept."
+
+
+def test_commands_that_try_a_change_hide_secrets_and_drop_what_it_replaces() -> None:
+    gain, figures = Gain(1, 0.5, 2), Figures.of(outcome([1200.0] * 20), goal(Kind.LATENCY), None)
+    words = ["hardware=l4", "kv.block_size=32", "tracking.uri=https://me:hunter22@store"]
+    changes = [Change("a", {"kv.block_size": 16}), Change("b", {"kv.windows": True}, cost="much")]
+    plan = Proposal.of(PLAN, changes, gain, gain, figures, words)
+    assert plan.command == (
+        "kvlab run hardware=l4 'tracking.uri=https://***@store' kv.block_size=16 kv.windows=true"
+    )
+    assert plan.cost == "much"
 
 
 class TestHalves:

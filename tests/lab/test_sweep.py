@@ -232,7 +232,7 @@ def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
 def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     bare: Lab, overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlab.cli.run.find_spec", lambda name: None)
+    monkeypatch.setattr("kvlab.cli.launchers.find_spec", lambda name: None)
     ended = bare.here(*overrides)
     assert ended.code == 2, ended.output
     assert ended.output.startswith("error: ")

@@ -16,9 +16,11 @@ within the error are no difference. The same command goes on where it was stoppe
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.advise.settings import REFUSED, AdviseSettings
@@ -127,7 +129,9 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
-    config, words, layout = compose_today(settings, words)
+    launcher = [word for word in words if _key(word).startswith(("hydra/launcher", "hydra.launcher"))]
+    check_installed(launcher)
+    config, words, layout = compose_today(settings, [word for word in words if word not in launcher])
     kept = (settings.minutes, settings.most_devices, sorted(settings.keep), __version__)
     parts = (config_digest(config), *kept)
     name = f"{config.model.name}-{config.workload.name}-{digest_of(str(parts))[:8]}"
@@ -143,8 +147,10 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
             progress.update(bar, description=stage, state=state, refresh=True)
 
         progress.refresh()
-        found = Adviser(config, words, settings, directory / "simulations.jsonl", told).advise()
-    return (found.noted(layout) if layout else found), config, directory
+        spread = partial(launched, words=launcher, directory=directory / "launched") if launcher else None
+        noted = [layout] if layout else []
+        file = directory / "simulations.jsonl"
+        return Adviser(config, words, settings, file, told, spread, noted).advise(), config, directory
 
 
 @command(__doc__, AdviseSettings, bare=False)

@@ -80,12 +80,16 @@ def _connect(ray: ModuleType, address: str | None) -> None:
 
 
 def _lost(sweep: Path, number: int, error: Exception) -> JobReturn:
-    """The failure of a run that Ray could not bring to its end."""
+    """The failure of a run that Ray could not bring to its end; of other work than a sweep's, that is raised."""
+    reason = ConfigError("hydra/launcher", "ray", f"lost this run: {str(error).splitlines()[0]}")
+    try:
+        plan = read_plan(sweep)
+    except OSError:
+        return JobReturn(_return_value=reason, status=JobStatus.FAILED)
     directory = sweep / str(number)
     directory.mkdir(parents=True, exist_ok=True)
-    reason = ConfigError("hydra/launcher", "ray", f"lost this run: {str(error).splitlines()[0]}")
     returned = JobReturn(status=JobStatus.COMPLETED)
-    returned.return_value = record_failure(directory, read_plan(sweep).job(str(number)).name, reason)
+    returned.return_value = record_failure(directory, plan.job(str(number)).name, reason)
     return returned
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kvlab.cli.compose import composition, group_choices
+from kvlab.cli.launchers import check_installed
 from kvlab.cli.mistakes import mistake
 from kvlab.cli.output import lasting_output
 from kvlab.cli.overrides import written_out
 from kvlab.cli.settings import fail
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.extras import install_command
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
 from kvlab.secrets import redacted_output
-
-_EXTRAS = {
-    "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
-    "submitit": ("hydra_plugins.hydra_submitit_launcher", "slurm"),
-    "ray": ("ray", "ray"),
-}
 
 _said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
 
@@ -126,11 +119,8 @@ def _was_done(config: RunConfig) -> bool:
 @redacted_output()
 def main() -> None:
     """Run the command line. A launcher whose package is not installed is refused with a sentence."""
-    for text in sys.argv[1:]:
-        for name, (module, extra) in _EXTRAS.items():
-            if text.startswith(f"hydra/launcher={name}") and find_spec(module) is None:
-                fail(f"{text}: needs a package that is not installed: {install_command(extra)}")
     try:
+        check_installed(sys.argv[1:])
         if not {"-sc", "--shell-completion"} & set(sys.argv):
             sys.argv[1:] = written_out(sys.argv[1:])
     except KvlabError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlab.peers.engines import is_peer
-from kvlab.secrets import redact, redacted
+from kvlab.secrets import redact, redacted, redacted_setting
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -44,6 +45,11 @@ def as_word(key: str, value: object) -> str:
     """A setting as it is typed on a command line."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return f"{key}={text}"
+
+
+def run_command(words: Iterable[str]) -> str:
+    """The run of words of a command line as a user types it, without secrets."""
+    return " ".join(["kvlab run", *(shlex.quote(redacted_setting(word)) for word in words)])
 
 
 def measured(settings: Mapping[str, object], *, any_repeat: bool) -> dict[str, object]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvlab.lab.advise.changes import Price
-from kvlab.lab.advise.goal import HOLDS, Gain, Goal, Kind
+from kvlab.lab.advise.changes import Change
+from kvlab.lab.advise.goal import HOLDS, Gain, Goal
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.simulations import Outcome
-from kvlab.simulation.accuracy import pair_errors, ratios
+from kvlab.lab.results.tables import count
+from kvlab.lab.settings import run_command
+
+PLAN = "plan"  # the kind of several changes that are proposed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +51,62 @@ class Figures:
             per_million,
         )
 
+    @property
+    def priced(self) -> str:
+        """Devices, and what they cost."""
+        price = "" if self.per_million is None else f" at {self.per_million:,.2f} a million output tokens"
+        return count(self.devices, "device") + price
+
+    @property
+    def latencies(self) -> str:
+        """In words."""
+        parts = ["ttft p50 {:,.0f} ms, p99 {:,.0f}".format(*self.ttft_ms)]
+        if not math.isnan(self.tpot_ms[0]):
+            parts.append("tpot p50 {:,.1f} ms, p99 {:,.1f}".format(*self.tpot_ms))
+        return "; ".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What settings gain on either part of the traffic, and what they cost."""
+class Proposal:
+    """A change, or several that were tried together, and what they gain on either part of the traffic; none: change
+    nothing.
+    """
 
+    kind: str  # of the change, or PLAN
+    settings: tuple[str, ...]
     gain: Gain  # where they were chosen
     again: Gain  # on the other part
     figures: Figures  # there
     cost: str
     command: str
 
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        changes: Sequence[Change],
+        gain: Gain,
+        again: Gain,
+        figures: Figures,
+        words: Sequence[str],
+    ) -> Proposal:
+        """Of changes to the settings that `words` of a command line give."""
+        changed = {key for change in changes for key in change.settings}
+        kept = [word for word in words if word.partition("=")[0].lstrip("+") not in changed]
+        texts = tuple(change.text for change in changes)
+        costs = dict.fromkeys(change.cost for change in changes if change.cost != "nothing")
+        command = run_command([*kept, *" ".join(texts).split()])
+        return cls(kind, texts, gain, again, figures, "; ".join(costs) or "nothing", command)
+
+    @property
+    def text(self) -> str:
+        """As settings of kvlab run."""
+        return " ".join(self.settings) or "change nothing"
+
     @property
     def seen(self) -> Gain:
         """The gain on the other part, with an interval that has both."""
         return self.again.joined(self.gain)
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal(Seen):
-    """A single change, better or no different."""
-
-    kind: str
-    settings: str
-    price: Price
-
-
-@dataclass(frozen=True, slots=True)
-class Plan(Seen):
-    """Changes that were tried together; none: change nothing."""
-
-    settings: tuple[str, ...]
-    holds: bool | None  # whether the limits are kept; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,103 +124,57 @@ class Advice:
     proposals: tuple[Proposal, ...]
     no_difference: tuple[str, ...]
     worse: tuple[str, ...]
-    not_tried: tuple[tuple[str, str], ...]  # settings, and why they cannot run
-    plan: Plan
+    not_tried: tuple[tuple[str, str], ...]  # settings, and why
+    plan: Proposal
     frontier: tuple[Figures, ...]
     sure: str
     simulations: int
     notes: tuple[str, ...]
 
-    @property
-    def first(self) -> str:
-        """The settings of the first change, or that there is none."""
-        return self.proposals[0].settings if self.proposals else "change nothing"
-
-    def noted(self, note: str) -> Advice:
-        """With one more thing to know."""
-        return replace(self, notes=(*self.notes, note))
-
     def sentences(self) -> list[str]:
         """The answer."""
-        today, plan, unit = self.today, self.plan, self.goal.unit
-        now = f"Today: {today.goal} on {_priced(today)} ({_latencies(today)})."
-        if not plan.settings:
+        today, plan, room = self.today, self.plan, self.headroom
+        if plan.settings:
+            answer = f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {plan.figures.priced} "
+            answer += f"({plan.seen.text} {self.goal.unit})."
+        else:
             tried = len(self.no_difference) + len(self.worse)
             answer = f"Change nothing: of {tried} changes none is better by more than its error."
-        else:
-            answer = (
-                f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {_priced(plan.figures)} "
-                f"({gain_text(plan.seen)} {unit})."
-            )
-        if plan.holds is False:
-            answer += f" {_unkept(plan, self.proposals, self.goal.limits)}"
-        return [now, answer, self._headroom()]
-
-    def _headroom(self) -> str:
-        room = self.headroom
-        parts = []
+        if plan.figures.within is not None and plan.figures.within < HOLDS:
+            answer += f" {unkept(plan, self.proposals, self.goal.limits)}"
         if self.traffic.unknown:
-            parts.append(f"what a prefix cache could find is {self.traffic.unknown.split(':')[0]}")
+            found = f"what a prefix cache could find is {self.traffic.unknown.partition(':')[0]}"
         elif room.ceiling > 0.005:
-            parts.append(f"the prefix cache finds {100 * room.now:.1f} % of {100 * room.ceiling:.1f} % there are")
+            found = f"the prefix cache finds {100 * room.now:.1f} % of {100 * room.ceiling:.1f} % there are"
         else:
-            parts.append("prompts have nothing in common that a cache could find")
-        parts.append(f"a request takes {room.mean_s:.3g} s, and {room.alone_s:.3g} s alone on these devices")
-        return f"Headroom: {'; '.join(parts)}."
+            found = "prompts have nothing in common that a cache could find"
+        times = f"a request takes {room.mean_s:.3g} s, and {room.alone_s:.3g} s alone on these devices"
+        now = f"Today: {today.goal} on {today.priced} ({today.latencies})."
+        return [now, answer, f"Headroom: {found}; {times}."]
 
     def as_dict(self) -> dict[str, Any]:
-        """Fit for JSON; the same for the same advice."""
-        found = _plain(asdict(self))
-        for proposal, values in zip(self.proposals, found["proposals"], strict=True):
-            values["verdict"] = proposal.seen.verdict
-        return {"answer": self.sentences(), **found}
+        """Fit for JSON, without what that does not have; the same for the same advice."""
+        text = json.dumps({"answer": self.sentences(), **asdict(self)})
+        found: dict[str, Any] = json.loads(
+            text, parse_float=lambda number: round(float(number), 6), parse_constant=lambda _: None
+        )
+        rows = zip((self.plan, *self.proposals), (found["plan"], *found["proposals"]), strict=True)
+        for proposal, values in rows:
+            seen = proposal.seen
+            values |= {"verdict": seen.verdict, "low": round(seen.low, 6), "high": round(seen.high, 6)}
+        for values in found["proposals"]:
+            values["settings"] = " ".join(values["settings"])
+        return found
 
 
-def _unkept(plan: Plan, proposals: Sequence[Proposal], limits: Iterable[str]) -> str:
+def unkept(plan: Proposal, proposals: Iterable[Proposal], limits: Iterable[str]) -> str:
     """Of a plan that does not keep the limits on the other part: a change that does, or limits that are kept."""
-    for proposal in proposals:
-        if (within := proposal.figures.within) is not None and within >= HOLDS:
-            return (
-                f"{proposal.settings} alone keeps the limits for 99 % (costs {proposal.cost}), the plan does not."
-            )
+    for each in proposals:
+        if (within := each.figures.within) is not None and within >= HOLDS:
+            return f"{each.text} alone keeps the limits for 99 % (costs {each.cost}), the plan does not."
     levels = {"ttft": plan.figures.ttft_ms[1], "tpot": plan.figures.tpot_ms[1]}
     nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in limits)
     return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
-
-
-def gain_text(gain: Gain) -> str:
-    """A gain and its interval."""
-    digits = 0 if abs(gain.value) >= 10 else 1
-    value, low, high = (f"{part:+.{digits}f}" for part in (gain.value, gain.low, gain.high))
-    return f"{value}, {low} to {high}"
-
-
-def command_of(words: Sequence[str], settings: Mapping[str, Any], text: str) -> str:
-    """The run that tries it, as a user types it."""
-    kept = [word for word in words if word.partition("=")[0].lstrip("+") not in settings]
-    changes = [shlex.quote(part) for part in text.split()]
-    return " ".join(["kvlab run", *map(shlex.quote, kept), *changes])
-
-
-def how_sure(framework: str, *, is_sparse: bool) -> str:
-    """What the errors of predicted gains have been."""
-    if not (text := ratios(framework, is_sparse=is_sparse)):
-        return f"no deployments of {framework} were measured; errors are taken to be the widest of others"
-    direction = pair_errors(framework, is_sparse=is_sparse).direction
-    return f"{text}, and of {100 * direction:.0f} % the right one was the faster"
-
-
-def _priced(figures: Figures) -> str:
-    devices = f"{figures.devices} device{'s' * (figures.devices != 1)}"
-    price = figures.per_million
-    return devices if price is None else f"{devices} at {price:,.2f} a million output tokens"
-
-
-def _latencies(figures: Figures) -> str:
-    parts = [f"ttft p50 {figures.ttft_ms[0]:,.0f} ms, p99 {figures.ttft_ms[1]:,.0f}"]
-    if not math.isnan(figures.tpot_ms[0]):
-        parts.append(f"tpot p50 {figures.tpot_ms[0]:,.1f} ms, p99 {figures.tpot_ms[1]:,.1f}")
-    return "; ".join(parts)
 
 
 def _up(value: float) -> str:
@@ -202,14 +183,3 @@ def _up(value: float) -> str:
         return "?"
     unit = 10 ** (math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / unit) * unit:g}"
-
-
-def _plain(value: Any) -> Any:
-    """Without what JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
-    return value.value if isinstance(value, Kind) else int(value) if isinstance(value, Price) else value

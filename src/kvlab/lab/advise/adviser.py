@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kvlab.config import RunConfig
 from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
-from kvlab.lab.advise.advice import Advice, Figures, Plan, Proposal, command_of, how_sure
-from kvlab.lab.advise.changes import Change, merged
+from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
+from kvlab.lab.advise.changes import Change, left_out, merged
 from kvlab.lab.advise.goal import Goal
-from kvlab.lab.advise.headroom import replayed, summary
-from kvlab.lab.advise.search import Search, Tried
+from kvlab.lab.advise.headroom import Headroom, replayed, summary
+from kvlab.lab.advise.search import Plan, Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
-from kvlab.lab.advise.simulations import Outcome, Simulations, devices_of, served, simulate
-from kvlab.lab.explain.replayed import observe
+from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, devices_of, here, simulate
+from kvlab.lab.explain.replayed import observe, quiet
+from kvlab.lab.results.tables import count
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
+from kvlab.lab.run.serve import simulated
+from kvlab.lab.settings import run_command
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import is_mixture
+from kvlab.simulation.accuracy import pair_errors, ratios
 
 _CORES = 2  # that minutes= counts, on every machine, so that the same is simulated on all
 _PLANNED = 60  # simulations of a part: single changes, changes together, the other half, layouts
@@ -31,12 +35,17 @@ _SHOWN = 8  # changes that are simulated on the other part too
 _TRIALS = 24  # combinations at most
 _ALONE = 40  # requests served alone
 _LEAST_SHARE = 0.005  # of the time, for a cause to be named
+_EMPTY = (
+    "caches are empty at the beginning of a window, so that hit rates are lower there than in a whole trace; "
+    "minutes= widens it"
+)
 
 Told = Callable[[str, int, str], None]  # a stage, simulations so far, the best figure so far
 
 
 class Adviser:
     """Advises on today's configuration, which `words` of a command line give. Simulations are kept in `file`.
+    `noted` is what a reader has to know of the configuration.
 
     Raises a KvlabError for settings that cannot run, and for traffic that is too short.
     """
@@ -48,30 +57,31 @@ class Adviser:
         settings: AdviseSettings,
         file: Path,
         told: Told = lambda *_: None,
+        spread: Spread | None = None,
+        noted: Sequence[str] = (),
     ) -> None:
-        self.config, self.words, self.settings, self.told = _quiet(config), words, settings, told
+        if config.executor.kind != "simulated" or config.hardware is None:
+            text = "advice is simulated; name a device, as hardware=h100_sxm, or hardware=here"
+            raise ConfigError("hardware", None, text)
+        self.config, self.words, self.settings = quiet(config), words, settings
+        self.told, self.noted = told, noted
         self.devices = _most_devices(config, settings)
         self.cores = usable_cores().logical
         self.requests = requests_of(self.config)
         self.first, self.second = self._segments()
         is_closed = config.workload.concurrency is not None
         self.goal = Goal.of(config, at_once=is_closed or not any(each.arrival_s for each in self.requests))
-        self.simulations = Simulations(self.config, file, self.cores)
-        self.simulations.on_end = self._ended
+        self.simulations = Simulations(self.config, file, spread or here(self.cores), self._ended)
         self._stage, self._best, self._best_score = "", "", -math.inf
 
     def advise(self) -> Advice:
         """The advice."""
         config, goal, simulations = self.config, self.goal, self.simulations
-        model = decoder_config(config.model, simulated=True)
         self._begin("today's settings")
         today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
-        blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
-        ledger = replayed(config, self.requests, blocks, self.cores)
-        facts = ledger.facts(config, self.requests, today)
-        causes = _causes(config, self.first)
-        room = ledger.headroom(today, simulate(config, {}, alone(self.first, _ALONE)), causes)
+        room = self._headroom(today)
+        facts = room.facts(config, self.requests, today)
         search = Search(simulations, self.first, goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
         tried = search.singles()
@@ -79,28 +89,29 @@ class Adviser:
         left_s = self.settings.minutes * 60 * _CORES - simulations.work_s
         plan = search.plan(tried, max(0, min(_TRIALS, int(left_s / 2 / max(today.work_s, 1e-9)))))
         self._begin("the other part")
-        proposals, planned = self._proposals(search, tried), self._plan(search, plan)
+        proposals, planned = self._proposals(tried, plan)
         self._begin("devices")
-        frontier = tuple(map(self._figures, search.frontier(plan)))
-        shown = {proposal.settings for proposal in proposals}
-        verdicts = [(single.change.text, single.gain.verdict) for single in tried if single.gain]
+        frontier = tuple(map(self._figures, search.frontier(plan if planned.settings else {})))
+        shown = {proposal.text for proposal in proposals}
+        others = [single for single in tried if single.gain and single.change.text not in shown]
+        refused = [(single.change.text, single.reason) for single in tried if not single.gain]
         device = config.hardware and config.hardware.name
         return Advice(
             title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
             traffic=summary(config, self.requests),
             goal=goal,
-            chosen_on=_of(self.first),
-            reported_on=_of(self.second),
+            chosen_on=self.first.text,
+            reported_on=self.second.text,
             today=self._figures(simulations.one({}, self.second)),
-            today_command=command_of(self.words, {}, ""),
+            today_command=run_command(self.words),
             headroom=room,
-            proposals=proposals,
-            no_difference=tuple(text for text, verdict in verdicts if verdict != "worse" and text not in shown),
-            worse=tuple(text for text, verdict in verdicts if verdict == "worse" and text not in shown),
-            not_tried=tuple((single.change.text, single.reason) for single in tried if not single.gain),
+            proposals=tuple(proposals),
+            no_difference=tuple(single.change.text for single in others if single.verdict != "worse"),
+            worse=tuple(single.change.text for single in others if single.verdict == "worse"),
+            not_tried=(*left_out(self.devices), *refused),
             plan=planned,
             frontier=frontier,
-            sure=how_sure(config.framework.tables, is_sparse=is_mixture(model)),
+            sure=self._sure(),
             simulations=simulations.count,
             notes=self._notes(today),
         )
@@ -133,50 +144,62 @@ class Adviser:
         most = int(self.settings.minutes * 60 * _CORES / _PLANNED / work_s)
         return halves(workload, self.requests, again, max(most, _PROBE))
 
+    def _headroom(self, today: Outcome) -> Headroom:
+        """By the ledger, by what the time of requests goes into, and by how long they take alone."""
+        config, plan = self.config, plan_run(self.config, self.first.requests)
+        blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
+        terms = observe(plan, simulated(plan).steps).terms_ms()
+        whole = sum(terms.values())
+        return replace(
+            replayed(config, self.requests, blocks, self.cores),
+            now=today.metrics.get("kv/prefix_hit_rate", 0.0),
+            mean_s=today.mean_s,
+            alone_s=simulate(config, {}, alone(self.first, _ALONE)).mean_s,
+            causes={str(cause): ms / whole for cause, ms in terms.items() if whole and ms / whole >= _LEAST_SHARE},
+        )
+
     def _figures(self, outcome: Outcome) -> Figures:
         return Figures.of(outcome, self.goal, self.settings.price_per_hour)
 
-    def _proposals(self, search: Search, tried: Sequence[Tried]) -> tuple[Proposal, ...]:
-        """Changes that are better on both parts, and a layout that does the same with fewer devices."""
-        goal, today = self.goal, search.today
-        fewer = [
-            single
-            for single in tried
-            if single.gain
-            and single.outcome.devices < today.devices
-            and (goal.holds(single.outcome) if goal.limits else single.gain.verdict == "no difference")
-        ][:1]
-        chosen = [single for single in tried if single.is_better][:_SHOWN] + fewer
-        outcomes = self.simulations.run([single.change.settings for single in chosen], self.second)
-        before, found = self.simulations.one({}, self.second), list[Proposal]()
-        for single, outcome in zip(chosen, outcomes, strict=True):
-            change = single.change
-            if single.gain is None or outcome.error:
-                continue
-            command, again = command_of(self.words, change.settings, change.text), goal.gain(before, outcome)
-            seen = single.gain, again, self._figures(outcome), change.cost, command
-            proposal = Proposal(*seen, change.kind, change.text, change.price)
-            if proposal.seen.verdict == "better" or (single in fewer and proposal.seen.verdict != "worse"):
-                found.append(proposal)
-        return tuple(found)
+    def _proposals(self, tried: Sequence[Tried], plan: Plan) -> tuple[list[Proposal], Proposal]:
+        """Changes that are better on both parts, and a layout that does the same with fewer devices; and the plan,
+        which is nothing where it is not better on the other part too.
+        """
+        better = [single.change for single in tried if single.verdict == "better"][:_SHOWN]
+        fewer = [single.change for single in tried if self._saves(single)][:1]
+        several = [(change.kind, [change]) for change in [*better, *fewer]] + [(PLAN, list(plan.values()))]
+        settings = [merged(changes) for _, changes in [(PLAN, []), *several]]
+        today, *outcomes = self.simulations.run(settings, self.first)
+        later, *others = self.simulations.run(settings, self.second)
 
-    def _plan(self, search: Search, plan: Mapping[str, Change]) -> Plan:
-        """The plan as a whole on both parts; nothing where it is not better on the other too."""
-        goal, settings = self.goal, merged(plan)
-        before, outcome = self.simulations.run([{}, settings], self.second)
-        if plan and (outcome.error or goal.gain(before, outcome).verdict != "better"):
-            return self._plan(search, {})
-        costs = dict.fromkeys(change.cost for change in plan.values() if change.cost != "nothing")
-        texts = tuple(change.text for change in plan.values())
-        return Plan(
-            goal.gain(search.today, self.simulations.one(settings, self.first)),
-            goal.gain(before, outcome),
-            self._figures(outcome),
-            "; ".join(costs) or "nothing",
-            command_of(self.words, settings, " ".join(texts)),
-            texts,
-            goal.holds(outcome) if goal.limits else None,
-        )
+        def proposal(kind: str, changes: Sequence[Change], outcome: Outcome, other: Outcome) -> Proposal:
+            gains = self.goal.gain(today, outcome), self.goal.gain(later, other)
+            return Proposal.of(kind, changes, *gains, self._figures(other), self.words)
+
+        *found, planned = [
+            None if other.error else proposal(kind, changes, outcome, other)
+            for (kind, changes), outcome, other in zip(several, outcomes, others, strict=True)
+        ]
+        if planned is None or planned.again.verdict != "better":
+            planned = proposal(PLAN, [], today, later)
+        kept = [each for each in found[: len(better)] if each and each.seen.verdict == "better"]
+        kept += [each for each in found[len(better) :] if each and each.seen.verdict != "worse"]
+        return kept, planned
+
+    def _saves(self, single: Tried) -> bool:
+        """Whether a change does the same with fewer devices."""
+        if not single.gain or single.outcome.devices >= devices_of(self.config):
+            return False
+        return self.goal.holds(single.outcome) if self.goal.limits else single.verdict == "no difference"
+
+    def _sure(self) -> str:
+        """What the errors of predicted gains have been."""
+        tables = self.config.framework.tables
+        is_sparse = is_mixture(decoder_config(self.config.model, simulated=True))
+        if not (text := ratios(tables, is_sparse=is_sparse)):
+            return f"no deployments of {tables} were measured; errors are taken to be the widest of others"
+        direction = pair_errors(tables, is_sparse=is_sparse).direction
+        return f"{text}, and of {100 * direction:.0f} % the right one was the faster"
 
     def _notes(self, today: Outcome) -> tuple[str, ...]:
         """What a reader has to know of how this came about."""
@@ -185,46 +208,18 @@ class Adviser:
         if timing is not None and timing.because:
             notes.append(timing.because)
         if self.first.seconds is not None and len(self.first.requests) < len(self.requests) // 3:
-            text = (
-                "caches are empty at the beginning of a window, so that hit rates are lower there than in a whole"
-            )
-            notes.append(f"{text} trace; minutes= widens it")
+            notes.append(_EMPTY)
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
-        return tuple(notes)
-
-
-def _quiet(config: RunConfig) -> RunConfig:
-    if config.executor.kind != "simulated" or config.hardware is None:
-        text = "advice is simulated; name a device, as hardware=h100_sxm, or hardware=here"
-        raise ConfigError("hardware", None, text)
-    return replace(config, figures=False, debug=replace(config.debug, audit=False, profile=False))
+        return (*notes, *self.noted)
 
 
 def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:
     """Raises ConfigError where today's settings take more than allowed."""
     today, most = devices_of(config), settings.most_devices
-    if most is not None and most < today:
-        key = "budget_per_hour" if settings.devices is None or most < settings.devices else "devices"
-        value = settings.budget_per_hour if key == "budget_per_hour" else settings.devices
-        text = (
-            f"allows {most} device{'s' * (most != 1)}, and today's settings take {today} (fleet.replicas="
-            f"{config.fleet.replicas} executor.tensor_parallel={config.executor.tensor_parallel})"
-        )
-        raise ConfigError(key, value, text)
-    return most or today
-
-
-def _causes(config: RunConfig, segment: Segment) -> dict[str, float]:
-    """What the time of requests went into, as shares, the largest first."""
-    plan = plan_run(config, segment.requests)
-    terms = observe(plan, served(plan).steps).terms_ms()
-    whole = sum(terms.values())
-    return {str(cause): ms / whole for cause, ms in terms.items() if whole and ms / whole >= _LEAST_SHARE}
-
-
-def _of(segment: Segment) -> str:
-    text = f"{segment.name}: {len(segment.requests):,} requests"
-    if segment.seconds is not None:
-        text += f", {segment.seconds[0]:,.0f} to {segment.seconds[1]:,.0f} s"
-    return text
+    if most is None or most >= today:
+        return most or today
+    key = "devices" if most == settings.devices else "budget_per_hour"
+    layout = f"fleet.replicas={config.fleet.replicas} executor.tensor_parallel={config.executor.tensor_parallel}"
+    text = f"allows {count(most, 'device')}, and today's settings take {today} ({layout})"
+    raise ConfigError(key, getattr(settings, key), text)

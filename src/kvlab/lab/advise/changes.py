@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -189,9 +189,14 @@ def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("prefill apart", {"fleet.prefill": 0})
 
 
-def merged(changes: Mapping[str, Change]) -> dict[str, Any]:
-    """The settings of several changes."""
-    settings: dict[str, Any] = {}
-    for change in changes.values():
-        settings |= change.settings
-    return settings
+def merged(changes: Iterable[Change]) -> dict[str, Any]:
+    """The settings of several changes; of a later one where two have the same."""
+    return {key: value for change in changes for key, value in change.settings.items()}
+
+
+def left_out(devices: int) -> list[tuple[str, str]]:
+    """Settings that could help and are not tried with so many devices, and why."""
+    words = "how many of the tokens that it proposes a model keeps depends on its words, which are not simulated"
+    kinds = "which replicas to make unlike the others, and how, has no single answer to try; sweep over it"
+    found = [("scheduler.speculation.method", f"{words}; run it on the device itself")]
+    return [*found, ("fleet.groups", kinds)] if devices > 1 else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,7 +16,10 @@ from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import PairErrors, pair_errors
 
 HOLDS = 0.99  # share of requests within the limits
-_BLOCKS, _DRAWS, _INTERVAL = 20, 400, (5, 95)  # of the bootstrap over blocks of consecutive requests
+# Of the bootstrap over blocks of consecutive requests: fewer blocks are longer than a request takes, and neighbours
+# that are there together fare alike.
+_BLOCKS, _DRAWS, _INTERVAL = 10, 400, (5, 95)
+_BEYOND = 0.5  # of what two parts are apart: a third may lie so far beyond either (experiments/advice_halves)
 _LEAST = 0.01  # a gain below is no difference, however sure
 
 
@@ -44,9 +48,16 @@ class Gain:
             return "no difference"
         return "better" if self.value > 0 else "worse"
 
+    @property
+    def text(self) -> str:
+        """With its interval."""
+        digits = 0 if abs(self.value) >= 10 else 1
+        return "{}, {} to {}".format(*(f"{part:+.{digits}f}" for part in (self.value, self.low, self.high)))
+
     def joined(self, other: Gain) -> Gain:
-        """Seen twice, on two parts of the traffic: an interval that has both."""
-        return Gain(self.value, min(self.low, other.low), max(self.high, other.high))
+        """Seen twice, on two parts of the traffic: an interval that has both, and is wider the more they differ."""
+        beyond = _BEYOND * abs(self.value - other.value)
+        return Gain(self.value, min(self.low, other.low) - beyond, max(self.high, other.high) + beyond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,52 +116,48 @@ class Goal:
         """What `after` gains. The interval has the variation over the traffic, by a bootstrap over blocks of
         consecutive requests of both, and what simulated ratios were off in half of the measured pairs.
         """
-        if self.kind is Kind.LEVELS:
-            return self._levels(before, after)
+        error = self.errors.half
         if self.kind is Kind.THROUGHPUT:
             ratio = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else np.inf
-            error = self.errors.half
             return Gain(*(100 * (ratio * factor - 1) for factor in (1, np.exp(-error), np.exp(error))))
-        known = ~(np.isnan(before.e2el_ms) | np.isnan(after.e2el_ms))
-        pair = np.stack([before.e2el_ms[known], after.e2el_ms[known]])
-        drawn = np.log([sums[1] / sums[0] for sums in _resampled(pair)])
-        ratio = float(np.log(pair[1].sum() / pair[0].sum())) if known.any() else 0.0
-        low, high = np.percentile(drawn, _INTERVAL) if len(drawn) else (ratio, ratio)
-        error = self.errors.half
-        spread = np.hypot(ratio - low, error), np.hypot(high - ratio, error)
-        return Gain(*(100 * (1 - np.exp(at)) for at in (ratio, ratio + spread[1], ratio - spread[0])))
+        if self.kind is Kind.LEVELS:
+            points = self._points(before, after)
+            pair = np.stack([self._within(before), self._within(after)]).astype(float)
+            low, high = _interval(points, [100 * (sums[1] - sums[0]) / count for sums, count in _resampled(pair)])
+            moved = [self._points(before, after, np.exp(factor * error)) for factor in (-1, 1)]
+            below, above = max(0.0, points - min(moved)), max(0.0, max(moved) - points)
+            return Gain(points, points - np.hypot(points - low, below), points + np.hypot(high - points, above))
+        pair = np.stack([before.latencies_ms["e2el"], after.latencies_ms["e2el"]])
+        pair = pair[:, ~np.isnan(pair).any(axis=0)]
+        ratio = float(np.log(pair[1].sum() / pair[0].sum())) if pair.size else 0.0
+        low, high = _interval(ratio, [np.log(sums[1] / sums[0]) for sums, _ in _resampled(pair)])
+        ends = ratio + np.hypot(high - ratio, error), ratio - np.hypot(ratio - low, error)
+        return Gain(*(100 * (1 - np.exp(at)) for at in (ratio, *ends)))
 
-    def _levels(self, before: Outcome, after: Outcome) -> Gain:
-        def points(slower: float) -> float:
-            return 100 * (self.share_within(after, slower) - self.share_within(before, slower))
-
-        value = points(1.0)
-        pair = np.stack([self._within(before), self._within(after)]).astype(float)
-        drawn = [100 * (sums[1] - sums[0]) / sums[2] for sums in _resampled(pair)]
-        low, high = np.percentile(drawn, _INTERVAL) if drawn else (value, value)
-        moved = [points(np.exp(error)) for error in (-self.errors.half, self.errors.half)]
-        below, above = max(0.0, value - min(moved)), max(0.0, max(moved) - value)
-        return Gain(
-            value, value - float(np.hypot(value - low, below)), value + float(np.hypot(high - value, above))
-        )
+    def _points(self, before: Outcome, after: Outcome, slower: float = 1.0) -> float:
+        return 100 * (self.share_within(after, slower) - self.share_within(before, slower))
 
     def _within(self, outcome: Outcome, slower: float = 1.0) -> NDArray[np.bool_]:
-        within = ~np.isnan(outcome.e2el_ms)
+        within = ~np.isnan(outcome.latencies_ms["e2el"])
         for name, most in self.limits.items():
-            values: NDArray[np.float64] = getattr(outcome, f"{name}_ms")
-            missing = np.isnan(values) if name == "tpot" else np.zeros(len(values), dtype=bool)  # of one token
-            with np.errstate(invalid="ignore"):
-                within &= missing | (values * slower <= most)
+            values = outcome.latencies_ms[name]
+            missing = np.isnan(values) if name == "tpot" else False  # of one token
+            within &= missing | (values * slower <= most)
         return within
 
 
-def _resampled(pair: NDArray[np.float64]) -> list[tuple[float, float, int]]:
+def _interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+    """Of what was drawn; the value alone where nothing was."""
+    low, high = np.percentile(drawn, _INTERVAL).tolist() if drawn else (value, value)
+    return low, high
+
+
+def _resampled(pair: NDArray[np.float64]) -> Iterator[tuple[NDArray[np.float64], int]]:
     """Sums of both rows, and how many columns they have, over blocks of columns that are drawn with replacement."""
     count = pair.shape[1]
     if not count:
-        return []
+        return
     edges = np.linspace(0, count, min(_BLOCKS, count) + 1).astype(int)
-    sums = np.add.reduceat(pair, edges[:-1], axis=1)
-    sizes = np.diff(edges)
-    drawn = np.random.default_rng(0).integers(0, len(sizes), (_DRAWS, len(sizes)))
-    return [(*sums[:, row].sum(axis=1), int(sizes[row].sum())) for row in drawn]
+    sums, sizes = np.add.reduceat(pair, edges[:-1], axis=1), np.diff(edges)
+    for row in np.random.default_rng(0).integers(0, len(sizes), (_DRAWS, len(sizes))):
+        yield sums[:, row].sum(axis=1), int(sizes[row].sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from kvlab.lab.advise.changes import TrafficFacts
 from kvlab.lab.advise.simulations import Outcome
 from kvlab.lab.prefix_replay.replay import BELADY, Task, replay_all
 from kvlab.lab.prefix_replay.reuse import reuse_distances
-from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
+from kvlab.lab.prefix_replay.traffic import read_traffic
 from kvlab.workloads.describe import unknown_prompts
 from kvlab.workloads.prefixes import prefix_tree
 from kvlab.workloads.prompts import grown_lengths
@@ -34,8 +34,8 @@ class TrafficSummary:
     seconds: float
     per_s: float | None  # None: all at once
     burstiness: float | None  # deviation of the gaps between arrivals over their mean; 1: Poisson
-    prompt: tuple[float, float]  # p50, p99
-    output: tuple[float, float]
+    prompt: tuple[float, ...]  # p50, p99
+    output: tuple[float, ...]
     unknown: str | None  # why it is not known what prompts have in common
 
     def sentence(self) -> str:
@@ -46,7 +46,7 @@ class TrafficSummary:
             text += f" (gaps vary {self.burstiness:.2f} times their mean)"
         if self.conversations < self.requests:
             text += f", in {self.conversations:,} conversations"
-        prompt, output = (f"{half:,.0f} ({most:,.0f})" for half, most in (self.prompt, self.output))
+        prompt, output = ("{:,.0f} ({:,.0f})".format(*lengths) for lengths in (self.prompt, self.output))
         return f"{text}; prompts of {prompt} tokens, outputs of {output}: p50 (p99)"
 
 
@@ -57,79 +57,66 @@ def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
     outputs = [request.sampling.max_tokens for request in requests]
     prompts = [lengths[request.request_id] - request.sampling.max_tokens for request in requests]
     seconds, gaps = float(arrivals[-1] - arrivals[0]), np.diff(arrivals)
-    spread = float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None
-
-    def spread_of(values: list[int]) -> tuple[float, float]:
-        half, most = np.percentile(values, [50, 99]).tolist()
-        return half, most
-
     return TrafficSummary(
         len(requests),
         len(arrivals),
         seconds,
         (len(arrivals) - 1) / seconds if seconds else None,
-        spread,
-        spread_of(prompts),
-        spread_of(outputs),
+        float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None,
+        tuple(np.percentile(prompts, (50, 99)).tolist()),
+        tuple(np.percentile(outputs, (50, 99)).tolist()),
         unknown_prompts(config.workload),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """What the ledger alone says: shares of prompt tokens that are found, of requests one after the other in a pool
-    of the size of all replicas' together, by policy and the optimum, and without a limit. `blocks_for` gives the
-    blocks at which the least recently used finds half, nine tenths and all but a hundredth of that.
+class Headroom:
+    """What there is to gain at most. The ledger alone says which shares of prompt tokens are found, of requests one
+    after the other in a pool of the size of all replicas' together, by policy and the optimum, and without a limit.
+    `blocks_for` gives the blocks at which the least recently used finds half, nine tenths and all but a hundredth
+    of that. `alone_s`: the mean time of a request that has the devices to itself.
     """
 
     blocks: int
     rates: Mapping[str, float]  # by policy, with belady
     ceiling: float  # with blocks of 16 tokens, where those find more
     blocks_for: Mapping[str, int]
+    now: float = 0.0  # what is found, as served
+    mean_s: float = 0.0
+    alone_s: float = 0.0
+    causes: Mapping[str, float] = field(default_factory=dict)  # shares of the time of all requests
+
+    @property
+    def policies(self) -> dict[str, float]:
+        """Rates that can be had."""
+        return {name: rate for name, rate in self.rates.items() if name != BELADY}
 
     def facts(self, config: RunConfig, requests: Sequence[Request], today: Outcome) -> TrafficFacts:
         """What decides which changes make sense."""
-        policies = {name: rate for name, rate in self.rates.items() if name != BELADY}
-        best = max(policies, key=lambda name: policies[name], default=None)
-        own = policies.get(config.kv.eviction)
-        is_better = best is not None and own is not None and policies[best] > own + _NOTABLE
+        best = max(self.policies, key=self.policies.__getitem__, default="")
+        own = self.policies.get(config.kv.eviction)
         return TrafficFacts(
             shares=self.ceiling > _NOTABLE,
-            misses=self.ceiling > today.metrics.get("kv/prefix_hit_rate", 0.0) + _NOTABLE,
+            misses=self.ceiling > self.now + _NOTABLE,
             preempts=today.metrics.get("requests/preemptions", 0.0) > 0,
-            best_eviction=best if is_better else None,
+            best_eviction=best if own is not None and self.policies[best] > own + _NOTABLE else None,
             salts=len({request.salt for request in requests if request.salt is not None}),
             pins=any(request.pin_tokens for request in requests),
         )
 
-    def headroom(self, today: Outcome, alone: Outcome, causes: Mapping[str, float]) -> Headroom:
-        """What there is to gain at most."""
-        found = self.blocks, self.rates, self.ceiling, self.blocks_for
-        return Headroom(*found, today.metrics.get("kv/prefix_hit_rate", 0.0), today.mean_s, alone.mean_s, causes)
 
-
-@dataclass(frozen=True, slots=True)
-class Headroom(Ledger):
-    """Beside what is found `now`. `alone_s`: the mean time of a request that has the devices to itself."""
-
-    now: float
-    mean_s: float
-    alone_s: float
-    causes: Mapping[str, float]  # shares of the time of all requests
-
-
-def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores: int) -> Ledger:
+def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores: int) -> Headroom:
     """Replay requests through the ledger with `blocks` of today's size, under every eviction policy and the
     optimum. One pass over reuse distances gives what any size finds with the least recently used.
     """
     pool = POOLS.get(config.kv.backend)
     if not pool.is_paged() or unknown_prompts(config.workload) is not None:
-        return Ledger(blocks, {}, 0.0, {})
+        return Headroom(blocks, {}, 0.0, {})
     traffic = read_traffic(requests, pool.block_size_for(config.kv, config.model.max_seq_len))
     found_at_most = traffic.hit_rate(traffic.found_at_most)
     ceiling = max(found_at_most, prefix_tree(requests, _FINE).most_hit_rate)
     if not traffic.found_at_most:
-        return Ledger(blocks, {}, ceiling, {})
+        return Headroom(blocks, {}, ceiling, {})
     size = max(blocks, traffic.longest)
     if size >= traffic.contents + 1:  # never full
         rates = dict.fromkeys((*EVICTION_POLICIES.names(), BELADY), found_at_most)
@@ -139,13 +126,7 @@ def replayed(config: RunConfig, requests: Sequence[Request], blocks: int, cores:
         tasks = [Task(name, size) for name in (*names, BELADY)]
         found = {task.policy: blocks for task, blocks in replay_all(traffic, tasks, 1, cores=cores)}
         rates = {name: traffic.hit_rate(found[name]) for name in (*names, BELADY)}
-    return Ledger(size, rates, ceiling, _blocks_for(traffic))
-
-
-def _blocks_for(traffic: Traffic) -> dict[str, int]:
     needed = reuse_distances(traffic)
     needed = np.sort(needed[needed >= 0] + 1)
-    if not len(needed):
-        return {}
-    shares = {"50 %": 0.5, "90 %": 0.9, "99 %": 0.99}
-    return {name: int(needed[min(int(share * len(needed)), len(needed) - 1)]) for name, share in shares.items()}
+    shares = {"50 %": 0.5, "90 %": 0.9, "99 %": 0.99} if len(needed) else {}
+    return Headroom(size, rates, ceiling, {name: int(needed[int(at * len(needed))]) for name, at in shares.items()})

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvlab.lab.advise.advice import Advice
 from kvlab.lab.advise.goal import Kind
+from kvlab.lab.advise.text import change_rows, frontier_rows
 from kvlab.lab.files import write_text
 from kvlab.lab.prefix_replay.replay import BELADY
 from kvlab.lab.report.pages import template
@@ -24,11 +25,9 @@ class Bar(NamedTuple):
 
 def write_page(advice: Advice, path: Path) -> None:
     """Write it. Raises OutputError."""
+    tables = {"changes": list(change_rows(advice)), "frontier": list(frontier_rows(advice))}
     page = template("advice.html.j2").render(
-        advice=advice,
-        headroom=_headroom(advice),
-        devices=_devices(advice),
-        priced=advice.today.per_million is not None,
+        advice=advice, headroom=_headroom(advice), devices=_devices(advice), **tables
     )
     write_text(path, page)
 
@@ -36,10 +35,9 @@ def write_page(advice: Advice, path: Path) -> None:
 def _headroom(advice: Advice) -> list[tuple[str, list[Bar]]]:
     room, found = advice.headroom, list[tuple[str, list[Bar]]]()
     if room.ceiling > 0:
-        policies = {name: rate for name, rate in room.rates.items() if name != BELADY}
         shares = {"today, as served": room.now}
-        if policies:
-            best = max(policies, key=lambda name: policies[name])
+        if policies := room.policies:
+            best = max(policies, key=policies.__getitem__)
             shares |= {f"the best policy ({best})": policies[best], "the optimum (Belady)": room.rates[BELADY]}
         shares["unlimited memory"] = room.ceiling
         title = f"Prompt tokens found in the prefix cache, by policy in one pool of {room.blocks:,} blocks"

@@ -24,7 +24,7 @@ Plan = dict[str, Change]  # by kind
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A single change, its outcome, and what it gains over today."""
+    """A change, its outcome, and what it gains over what was before."""
 
     change: Change
     outcome: Outcome
@@ -32,9 +32,9 @@ class Tried:
     reason: str = ""  # why
 
     @property
-    def is_better(self) -> bool:
-        """Beyond its error."""
-        return self.gain is not None and self.gain.verdict == "better"
+    def verdict(self) -> str:
+        """better, worse, no difference; empty: it is not known."""
+        return self.gain.verdict if self.gain else ""
 
 
 class Search:
@@ -55,17 +55,15 @@ class Search:
 
     def singles(self) -> list[Tried]:
         """Every change alone, the best first."""
-        changes = self._possible(self.simulations.config)
-        outcomes = self.simulations.run([change.settings for change in changes], self.segment)
-        return self._tried(changes, outcomes, self.today)
+        return self._tried({}, self._possible(self.simulations.config))
 
     def plan(self, tried: Sequence[Tried], trials: int) -> Plan:
         """The changes that are best together; none where no change is better. Raises CapacityError."""
-        better = [single for single in tried if single.is_better]
+        better = [single.change for single in tried if single.verdict == "better"]
         if not better:
             return {}
-        plan: Plan = {better[0].change.kind: better[0].change}
-        kinds = list(dict.fromkeys(single.change.kind for single in better))[:_KINDS]
+        plan = {better[0].kind: better[0]}
+        kinds = list(dict.fromkeys(change.kind for change in better))[:_KINDS]
         for _ in range(_ROUNDS):
             if self.goal.holds(self._outcome(plan)) or not self._extend(plan, kinds):
                 break
@@ -73,37 +71,40 @@ class Search:
 
     def frontier(self, plan: Plan) -> Iterator[Outcome]:
         """For one, two, four ... devices up to the most: the layout that is best with the plan's other changes."""
-        others = merged({kind: change for kind, change in plan.items() if kind != "devices"})
+        others = {kind: change for kind, change in plan.items() if kind != "devices"}
         totals = {1 << power for power in range(11) if 1 << power <= self.devices} | {self.today.devices}
         for total in sorted(totals):
-            settings = [others | dict(layout.settings) for layout in layouts_of(self.simulations.config, total)]
-            outcomes = [
-                found
-                for found in self.simulations.run(settings, self.segment)
-                if not (found.error or self._apart(self.today, found))
-            ]
+            layouts = layouts_of(self.simulations.config, total)
+            plans = [others | {layout.kind: layout} for layout in layouts]
+            outcomes = [found for found in self._outcomes(plans) if not self._unlike(self.today, found)]
             if outcomes:
                 yield max(outcomes, key=self.goal.score)
 
-    def _tried(self, changes: Sequence[Change], outcomes: Sequence[Outcome], before: Outcome) -> list[Tried]:
-        found = []
+    def _tried(self, plan: Plan, changes: Sequence[Change]) -> list[Tried]:
+        """Each change on top of a plan."""
+        before, found = self._outcome(plan), list[Tried]()
+        outcomes = self._outcomes([plan | {change.kind: change} for change in changes])
         for change, outcome in zip(changes, outcomes, strict=True):
-            reason = outcome.error or self._apart(before, outcome)
-            found.append(Tried(change, outcome, None if reason else self.goal.gain(before, outcome), reason or ""))
+            reason = self._unlike(before, outcome)
+            gain = None if reason else self.goal.gain(before, outcome)
+            found.append(Tried(change, outcome, gain, reason))
         return ranked(found)
 
-    def _apart(self, before: Outcome, after: Outcome) -> str | None:
-        """Why two outcomes cannot be compared: the difference would be that of two sources of times."""
-        if before.timing.partition(" ")[0] == after.timing.partition(" ")[0]:
-            return None
+    def _unlike(self, before: Outcome, after: Outcome) -> str:
+        """Why two outcomes cannot be compared; where times have two sources, the difference would be theirs."""
+        if after.error or before.timing.partition(" ")[0] == after.timing.partition(" ")[0]:
+            return after.error or ""
         return f"its steps would be timed by {after.timing}, today's are by {before.timing}: not comparable"
 
     def _possible(self, config: RunConfig) -> list[Change]:
         found = possible_changes(config, self.facts, self.devices)
         return [change for change in found if not change.settings.keys() & set(self.kept)]
 
-    def _outcome(self, plan: Mapping[str, Change]) -> Outcome:
-        return self.simulations.one(merged(plan), self.segment)
+    def _outcome(self, plan: Plan) -> Outcome:
+        return self._outcomes([plan])[0]
+
+    def _outcomes(self, plans: Sequence[Plan]) -> list[Outcome]:
+        return self.simulations.run([merged(plan.values()) for plan in plans], self.segment)
 
     def _extend(self, plan: Plan, kinds: Sequence[str]) -> bool:
         """Add the change that gains most on top of the plan; False where none does. Changes that make sense only
@@ -111,20 +112,15 @@ class Search:
         """
         today = self.simulations.config
         try:
-            config = with_settings(today, merged(plan))
+            config = with_settings(today, merged(plan.values()))
         except KvlabError:
             return False
         known = {change.kind for change in self._possible(today)}
-        found = [
-            change
-            for change in self._possible(config)
-            if change.kind not in plan and (change.kind in kinds or change.kind not in known)
-        ]
-        outcomes = self.simulations.run([merged(plan | {change.kind: change}) for change in found], self.segment)
-        best = next((each for each in self._tried(found, outcomes, self._outcome(plan)) if each.is_better), None)
-        if best is not None:
-            plan[best.change.kind] = best.change
-        return best is not None
+        wanted = [change for change in self._possible(config) if change.kind in kinds or change.kind not in known]
+        tried = self._tried(plan, [change for change in wanted if change.kind not in plan])
+        better = [each.change for each in tried if each.verdict == "better"][:1]
+        plan |= {change.kind: change for change in better}
+        return bool(better)
 
     def _combined(self, plan: Plan, tried: Sequence[Tried], trials: int) -> Plan:
         """The best of so many combinations that Optuna suggests, for more of the goal and for fewer devices; the
@@ -132,7 +128,7 @@ class Search:
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         names: dict[str, dict[str, Change]] = {}  # by kind and text
-        changes = [single.change for single in tried if single.gain and single.gain.verdict != "worse"]
+        changes = [single.change for single in tried if single.verdict in ("better", "no difference")]
         for change in [*changes, *plan.values()]:
             names.setdefault(change.kind, {})[change.text] = change
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=optuna.samplers.TPESampler(seed=0))
@@ -141,9 +137,8 @@ class Search:
         for first in range(0, trials, 2):
             batch = [study.ask() for _ in range(min(2, trials - first))]
             plans = [_asked(trial, names) for trial in batch]
-            outcomes = self.simulations.run([merged(suggested) for suggested in plans], self.segment)
-            for trial, suggested, outcome in zip(batch, plans, outcomes, strict=True):
-                if outcome.error or self._apart(self.today, outcome):
+            for trial, suggested, outcome in zip(batch, plans, self._outcomes(plans), strict=True):
+                if self._unlike(self.today, outcome):
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                     continue
                 study.tell(trial, [self.goal.score(outcome), float(outcome.devices)])
@@ -154,11 +149,9 @@ class Search:
     def _pruned(self, plan: Plan) -> Plan:
         """The plan without changes that gain nothing beside the others, the dearest first."""
         for kind in sorted(plan, key=lambda kind: -plan[kind].price):
-            if len(plan) < 2:
-                break
             fewer = {other: change for other, change in plan.items() if other != kind}
             without = self._outcome(fewer)
-            if not without.error and self.goal.gain(without, self._outcome(plan)).verdict != "better":
+            if fewer and not without.error and self.goal.gain(without, self._outcome(plan)).verdict != "better":
                 plan = fewer
         return plan
 
@@ -169,17 +162,14 @@ def _asked(trial: optuna.Trial, names: Mapping[str, Mapping[str, Change]]) -> Pl
 
 
 def ranked(tried: Sequence[Tried]) -> list[Tried]:
-    """By gain; of those that gain nearly as much the cheapest first."""
-    left = sorted((single for single in tried if single.gain is not None), key=_by_gain)
+    """By gain; of those that gain nearly as much the cheapest first; behind them those of unknown gain."""
+    left = [(single.gain.value, single) for single in tried if single.gain]
+    left.sort(key=lambda pair: -pair[0])
     found: list[Tried] = []
     while left:
-        most = -_by_gain(left[0])
-        near = [single for single in left if -_by_gain(single) >= _NEARLY * most] if most > 0 else left[:1]
-        best = min(near, key=lambda single: (single.change.price, _by_gain(single)))
+        most = left[0][0]
+        near = [pair for pair in left if pair[0] >= _NEARLY * most] if most > 0 else left[:1]
+        best = min(near, key=lambda pair: (pair[1].change.price, -pair[0]))
         left.remove(best)
-        found.append(best)
-    return found + [single for single in tried if single.gain is None]
-
-
-def _by_gain(single: Tried) -> float:
-    return 0.0 if single.gain is None else -single.gain.value
+        found.append(best[1])
+    return found + [single for single in tried if not single.gain]

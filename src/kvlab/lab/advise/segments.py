@@ -26,6 +26,12 @@ class Segment:
     counted: frozenset[str]
     seconds: tuple[float, float] | None = None  # of the trace; None: drawn, or all at once
 
+    @property
+    def text(self) -> str:
+        """Which requests these are."""
+        text = f"{self.name}: {len(self.requests):,} requests"
+        return text if self.seconds is None else "{}, {:,.0f} to {:,.0f} s".format(text, *self.seconds)
+
 
 def halves(
     workload: WorkloadConfig, requests: Sequence[Request], again: Sequence[Request] | None, most: int
@@ -60,9 +66,8 @@ def alone(segment: Segment, most: int) -> Segment:
     """Some conversations of a segment, evenly, so far apart that each has an engine to itself."""
     families = _families(segment.requests)
     chosen = families[:: max(1, len(families) // most)]
-    apart = [[replace(family[0], arrival_s=_APART_S * at), *family[1:]] for at, family in enumerate(chosen)]
-    requests = [family[0] for family in apart] + [request for family in apart for request in family[1:]]
-    return Segment("alone", requests, frozenset(request.request_id for request in requests))
+    apart = [_moved(family, _APART_S * at - family[0].arrival_s) for at, family in enumerate(chosen)]
+    return _segment("alone", apart)
 
 
 def _families(requests: Sequence[Request]) -> list[list[Request]]:
@@ -79,25 +84,32 @@ def _families(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _drawn(name: str, requests: Sequence[Request], most: int) -> Segment:
-    families, kept = _families(requests), list[Request]()
-    while families and (not kept or len(kept) + len(families[0]) <= most):
-        kept += families.pop(0)
-    kept.sort(key=lambda request: request.follows is not None)
-    return Segment(name, kept, frozenset(request.request_id for request in kept))
+    families = _families(requests)
+    sizes = np.cumsum(list(map(len, families)))
+    return _segment(name, families[: max(1, int(np.searchsorted(sizes, most, side="right")))])
 
 
 def _window(name: str, families: list[list[Request]], most: int) -> Segment:
     sizes = np.cumsum([0, *map(len, families)])
-    first, end = 0, len(families)
     if sizes[-1] > most:
         first, end = _busy(families, sizes, most)
-        name = f"a busy window of {name}"
-    chosen, start_s = families[first:end], families[first][0].arrival_s
-    moved = [[replace(family[0], arrival_s=family[0].arrival_s - start_s), *family[1:]] for family in chosen]
-    warm = int(_WARM * len(moved))
-    counted = frozenset(request.request_id for family in moved[warm:] for request in family)
-    requests = [family[0] for family in moved] + [request for family in moved for request in family[1:]]
-    return Segment(name, requests, counted, (start_s, chosen[-1][0].arrival_s))
+        families, name = families[first:end], f"a busy window of {name}"
+    start_s, end_s = families[0][0].arrival_s, families[-1][0].arrival_s
+    moved = [_moved(family, -start_s) for family in families]
+    return _segment(name, moved, int(_WARM * len(moved)), (start_s, end_s))
+
+
+def _moved(family: list[Request], by_s: float) -> list[Request]:
+    return [replace(family[0], arrival_s=family[0].arrival_s + by_s), *family[1:]]
+
+
+def _segment(
+    name: str, families: list[list[Request]], warm: int = 0, seconds: tuple[float, float] | None = None
+) -> Segment:
+    """Conversations, of which the first `warm` are not counted; what follows another is behind all that do not."""
+    requests = [family[0] for family in families] + [request for family in families for request in family[1:]]
+    counted = frozenset(request.request_id for family in families[warm:] for request in family)
+    return Segment(name, requests, counted, seconds)
 
 
 def _busy(families: list[list[Request]], sizes: np.ndarray, most: int) -> tuple[int, int]:

@@ -1,10 +1,11 @@
-"""The simulations of advice: each once, on several cores, kept in a file from which the same command goes on."""
+"""The simulations of advice: each once, kept in a file from which the same command goes on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +14,32 @@ from numpy.typing import NDArray
 
 from kvlab.config import RunConfig
 from kvlab.config.groups import with_settings
+from kvlab.core import RequestRecord
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.processes import in_processes
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import RunPlan, plan_run
-from kvlab.lab.run.profile import Profiler
-from kvlab.lab.run.serve import finish_log, make_engine
+from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.serve import simulated
 from kvlab.lab.settings import as_word
+from kvlab.plugins import load_plugins
 
 Settings = Mapping[str, Any]  # by dotted key
 # CPU of a simulated step and of a request, measured: a unit of work, not a promise.
 _STEP_S, _REQUEST_S = 70e-6, 2e-3
-_ARRAYS = ("ttft_ms", "tpot_ms", "e2el_ms")
+_LATENCIES = ("ttft", "tpot", "e2el")
 _DIGITS = 6  # of a latency in ms: those of a file are those of a simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a segment's counted requests took, in the order of the segment; NaN: it did not end as asked.
-
-    `metrics` are those of the whole run. `error`: why these settings cannot run; all else is empty then.
+    """What a segment's counted requests took, by ttft, tpot and e2el, in the order of the segment; NaN: it did not
+    end as asked. `metrics` are those of the whole run. `error`: why these settings cannot run; all else is empty.
     """
 
-    settings: Settings
-    ttft_ms: NDArray[np.float64]
-    tpot_ms: NDArray[np.float64]
-    e2el_ms: NDArray[np.float64]
-    metrics: Mapping[str, float]
-    devices: int
+    latencies_ms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    devices: int = 0
     timing: str = ""  # where the time of steps came from
     work_s: float = 0.0  # of the simulation, in units that are the same on every machine
     error: str | None = None
@@ -55,13 +52,17 @@ class Outcome:
     @property
     def mean_s(self) -> float:
         """From arrival to end."""
-        return float(np.nanmean(self.e2el_ms)) / 1000 if (~np.isnan(self.e2el_ms)).any() else float("nan")
+        known = self._known("e2el")
+        return float(known.mean()) / 1000 if len(known) else float("nan")
 
     def figure(self, name: str, percent: float) -> float:
         """A percentile of a latency, in milliseconds."""
-        values: NDArray[np.float64] = getattr(self, f"{name}_ms")
-        known = values[~np.isnan(values)]
+        known = self._known(name)
         return float(np.percentile(known, percent)) if len(known) else float("nan")
+
+    def _known(self, name: str) -> NDArray[np.float64]:
+        values = self.latencies_ms[name]
+        return values[~np.isnan(values)]
 
 
 def devices_of(config: RunConfig) -> int:
@@ -69,105 +70,99 @@ def devices_of(config: RunConfig) -> int:
     return config.fleet.replicas * config.executor.devices
 
 
-def served(plan: RunPlan) -> RunLog:
-    """Serve a plan's requests on simulated devices."""
-    engine = make_engine(plan, Profiler(enabled=False))
-    log = drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
-    finish_log(engine, log)
-    return log
-
-
 def simulate(config: RunConfig, settings: Settings, segment: Segment) -> Outcome:
-    """The outcome of today's configuration with these settings."""
-    none = np.empty(0)
+    """The outcome of today's configuration with these settings, in whichever process."""
+    load_plugins(config.plugins)
     try:
         config = with_settings(config, settings)
         plan = plan_run(config, segment.requests)
-        log = served(plan)
+        log = simulated(plan)
     except KvlabError as error:
-        return Outcome(settings, none, none, none, {}, 0, error=str(error))
-    names = [request.request_id for request in segment.requests if request.request_id in segment.counted]
-    place = {name: number for number, name in enumerate(names)}
-    latencies = {name: np.full(len(names), np.nan) for name in _ARRAYS}
-    for record in log.records:
-        if (number := place.get(record.request_id)) is None or not record.completed:
-            continue
-        for name, values in latencies.items():  # of several samples the last to end
-            if (value := getattr(record, name)) is not None:
-                values[number] = np.nanmax([values[number], round(value, _DIGITS)])
+        return Outcome(error=str(error))
     metrics = run_metrics(log, plan.pool, slo=config.slo)
     metrics["capacity/blocks"] = float(plan.pool.num_blocks)
     work_s = _STEP_S * len(log.steps) + _REQUEST_S * len(segment.requests)
-    ttft, tpot, e2el = latencies.values()
-    timing = str(plan.chosen["timing"])
-    return Outcome(settings, ttft, tpot, e2el, metrics, devices_of(config), timing, work_s)
+    latencies = _latencies(log.records, segment)
+    return Outcome(latencies, metrics, devices_of(config), str(plan.chosen["timing"]), work_s)
+
+
+def _latencies(records: Sequence[RequestRecord], segment: Segment) -> dict[str, NDArray[np.float64]]:
+    counted = [request.request_id for request in segment.requests if request.request_id in segment.counted]
+    place = {name: number for number, name in enumerate(counted)}
+    found = {name: np.full(len(place), np.nan) for name in _LATENCIES}
+    for record in records:
+        if record.completed and record.request_id in place:
+            number = place[record.request_id]
+            for name, values in found.items():  # of several samples the last to end
+                if (value := getattr(record, f"{name}_ms")) is not None:
+                    values[number] = np.nanmax([values[number], round(value, _DIGITS)])
+    return found
+
+
+#: Work on tasks, which are keys: each result as it ends, in processes here or on other machines.
+Spread = Callable[[Callable[[str], Outcome], Sequence[str]], Iterator[tuple[str, Outcome]]]
+
+
+def here(cores: int) -> Spread:
+    """In so many processes of this machine."""
+    killed = "a process was killed, perhaps for memory: take fewer minutes=, or a workload.window"
+    return partial(in_processes, processes=cores, killed=killed)
 
 
 class Simulations:
     """What was simulated of today's configuration with other settings. `on_end` is told of each that ends."""
 
-    def __init__(self, config: RunConfig, file: Path, cores: int) -> None:
-        self.config, self.cores = config, cores
-        self.on_end: Callable[[Outcome], None] = lambda outcome: None
-        self.work_s = 0.0  # of all that were asked for, whether simulated now or before
-        self._file = file
-        self._known: dict[str, Outcome] = _read(file)
-        self._done: set[str] = set()
+    def __init__(
+        self, config: RunConfig, file: Path, spread: Spread, on_end: Callable[[Outcome], None] = lambda _: None
+    ) -> None:
+        self.config, self._file, self._spread, self._on_end = config, file, spread, on_end
+        self._known = _read(file)
+        self._asked: dict[str, None] = {}  # in order, for the same sum of their work
 
     @property
     def count(self) -> int:
-        """How many different ones were asked for."""
-        return len(self._done)
+        """How many different ones were asked for, whether simulated now or before."""
+        return len(self._asked)
+
+    @property
+    def work_s(self) -> float:
+        """Of all that were asked for."""
+        return sum(self._known[key].work_s for key in self._asked)
 
     def run(self, settings: Iterable[Settings], segment: Segment) -> list[Outcome]:
         """Their outcomes, in order. Raises CapacityError where a process was killed."""
-        keys, tasks = list[str](), dict[str, Settings]()
-        for each in settings:
-            keys.append(_key(each, segment))
-            tasks[keys[-1]] = dict(sorted(each.items()))
+        sorted_settings = [dict(sorted(each.items())) for each in settings]
+        keys = [_key(each, segment) for each in sorted_settings]
+        tasks = dict(zip(keys, sorted_settings, strict=True))
         missing = [key for key in tasks if key not in self._known]
-
-        def work(key: str) -> Outcome:
-            return simulate(self.config, tasks[key], segment)
-
-        killed = "a process was killed, perhaps for memory: take fewer minutes=, or a workload.window"
-        for key, outcome in in_processes(work, missing, self.cores, killed=killed):
+        config = self.config  # alone: all that the work has goes with it to other machines
+        for key, outcome in self._spread(lambda key: simulate(config, tasks[key], segment), missing):
             self._known[key] = outcome
-            self._append(key, outcome)
-            self.on_end(outcome)
-        for key in [key for key in tasks if key not in self._done]:  # in order, for the same sum
-            self._done.add(key)
-            self.work_s += self._known[key].work_s
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"task": key, **asdict(outcome)}, default=np.ndarray.tolist) + "\n")
+            self._on_end(outcome)
+        self._asked |= dict.fromkeys(keys)
         return [self._known[key] for key in keys]
 
     def one(self, settings: Settings, segment: Segment) -> Outcome:
         """A single one."""
         return self.run([settings], segment)[0]
 
-    def _append(self, key: str, outcome: Outcome) -> None:
-        values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
-        values |= {name: [None if np.isnan(v) else v for v in values[name].tolist()] for name in _ARRAYS}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"task": key, **values}) + "\n")
-
 
 def _key(settings: Settings, segment: Segment) -> str:
-    """Other settings on a segment as text; equal for equal ones, in whatever order."""
-    return " ".join([*(as_word(name, value) for name, value in sorted(settings.items())), f"on {segment.name}"])
+    return " ".join([*(as_word(name, value) for name, value in settings.items()), f"on {segment.name}"])
 
 
 def _read(file: Path) -> dict[str, Outcome]:
-    """Those of a file; a last line that was cut off is left out."""
+    """Those of a file; a last line that was cut off, and lines of another version, are left out."""
     found: dict[str, Outcome] = {}
-    if not file.exists():
-        return found
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         try:
             values = json.loads(line)
-        except json.JSONDecodeError:
+            key, latencies = values.pop("task"), values.pop("latencies_ms")
+            arrays = {name: np.array(each, dtype=np.float64) for name, each in latencies.items()}
+            found[key] = Outcome(arrays, **values)
+        except (ValueError, KeyError, TypeError):
             continue
-        key = values.pop("task")
-        values |= {name: np.array(values[name], dtype=np.float64) for name in _ARRAYS}
-        found[key] = Outcome(**values)
     return found

@@ -1,17 +1,54 @@
-"""Advice on the terminal."""
+"""Advice on the terminal, and its tables, which the page has too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rich.table import Table
 
-from kvlab.lab.advise.advice import Advice, Figures, gain_text
+from kvlab.lab.advise.advice import Advice, Figures
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 
 _CAUSES = 5
 _SHOWN = 6  # settings that are listed of those that make no difference
+_ON_PAGE = ("ttft p50", "tpot p50")  # columns that are on the page alone
+_WIDE = ("change", "costs")  # columns of text
+
+Row = dict[str, str]  # by column
+
+
+def change_rows(advice: Advice) -> Iterator[Row]:
+    """A row for each change, and one for a plan of several."""
+    for each in (*advice.proposals, *[advice.plan] * (len(advice.plan.settings) > 1)):
+        yield {
+            "change": each.text if each in advice.proposals else f"the plan: {each.text}",
+            "gain": f"{each.gain.value:+.1f}",
+            "again": f"{each.again.value:+.1f}",
+            "of nine in ten": f"{each.seen.low:+.0f} to {each.seen.high:+.0f}",
+            **_figures(each.figures),
+            "costs": each.cost,
+        }
+
+
+def frontier_rows(advice: Advice) -> Iterator[Row]:
+    """A row for each number of devices."""
+    for row in advice.frontier:
+        yield {
+            "devices": f"{row.devices}",
+            "with the plan": row.goal,
+            "goodput": "-" if row.goodput_per_s is None else f"{row.goodput_per_s:.2f}/s",
+            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            **_figures(row),
+        }
+
+
+def _figures(figures: Figures) -> Row:
+    row = Row()
+    for name, values, digits in (("ttft", figures.ttft_ms, 0), ("tpot", figures.tpot_ms, 1)):
+        row |= {f"{name} {p}": f"{value:,.{digits}f} ms" for p, value in zip(("p50", "p99"), values, strict=True)}
+    price = figures.per_million
+    return row if price is None else row | {"1M tokens": f"{price:,.2f}"}
 
 
 def show(advice: Advice, console: Terminal) -> None:
@@ -29,7 +66,7 @@ def show(advice: Advice, console: Terminal) -> None:
         line(text, "dim")
     line()
     if advice.proposals:
-        console.print(_changes(advice))
+        console.print(_table(change_rows(advice), (*_ON_PAGE, "ttft p99", "tpot p99")))
         line(f"gain: {advice.goal.unit}, on what it was chosen for and on the other part", "dim")
     for name, settings in (("no difference", advice.no_difference), ("worse", advice.worse)):
         if settings:
@@ -39,7 +76,7 @@ def show(advice: Advice, console: Terminal) -> None:
         line(f"not tried: {text}: {reason}", "dim")
     if len(advice.frontier) > 1:
         line()
-        console.print(_frontier(advice))
+        console.print(_table(frontier_rows(advice), _ON_PAGE))
     line()
     line(f"chosen on {advice.chosen_on}; reported on {advice.reported_on}; {advice.simulations} simulations", "dim")
     line(f"how sure: {advice.sure}", "dim")
@@ -54,55 +91,20 @@ def _headroom(advice: Advice) -> Iterator[str]:
     if room.rates:
         rates = ", ".join(f"{name} {100 * rate:.1f}" for name, rate in room.rates.items())
         yield f"by the ledger, % of prompt tokens found in {room.blocks:,} blocks: {rates}"
+    if room.blocks_for:
+        sizes = ", ".join(f"{share} in {blocks:,}" for share, blocks in room.blocks_for.items())
+        yield f"blocks in which lru finds a part of all that there is: {sizes}"
     if room.causes:
         causes = "; ".join(f"{100 * share:.0f} % {cause}" for cause, share in list(room.causes.items())[:_CAUSES])
         yield f"time of a request: {causes}"
 
 
-def _changes(advice: Advice) -> Table:
-    priced = advice.today.per_million is not None
-    table = new_table("change", overflow="fold")
-    for name in ("gain", "again", "of nine in ten", *(["1M tokens"] if priced else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("costs", overflow="fold")
-    for proposal in advice.proposals:
-        seen = proposal.seen
-        table.add_row(
-            proposal.settings,
-            f"{proposal.gain.value:+.1f}",
-            f"{proposal.again.value:+.1f}",
-            f"{seen.low:+.0f} to {seen.high:+.0f}",
-            *([_price(proposal.figures)] if priced else []),
-            proposal.cost,
-        )
-    plan = advice.plan
-    if len(plan.settings) > 1:
-        cells = (f"{plan.gain.value:+.1f}", f"{plan.again.value:+.1f}", gain_text(plan.seen).partition(", ")[2])
-        table.add_section()
-        table.add_row(
-            f"the plan: {' '.join(plan.settings)}", *cells, *([_price(plan.figures)] if priced else []), plan.cost
-        )
+def _table(rows: Iterable[Row], left_out: Collection[str]) -> Table:
+    shown = [{name: cell for name, cell in row.items() if name not in left_out} for row in rows]
+    table = new_table(*shown[0], overflow="fold")
+    for column in table.columns:
+        is_wide = column.header in _WIDE
+        column.no_wrap, column.justify = not is_wide, "left" if is_wide else "right"
+    for row in shown:
+        table.add_row(*row.values())
     return table
-
-
-def _frontier(advice: Advice) -> Table:
-    priced = advice.today.per_million is not None
-    price = ["1M tokens"] if priced else []
-    names = ("devices", "with the plan", "goodput", "ttft p99", "tpot p99", "tokens/s", *price)
-    table = new_table(*names, no_wrap=True)
-    for row in advice.frontier:
-        table.add_row(
-            f"{row.devices}",
-            row.goal,
-            "-" if row.goodput_per_s is None else f"{row.goodput_per_s:.2f}/s",
-            f"{row.ttft_ms[1]:,.0f} ms",
-            f"{row.tpot_ms[1]:,.1f} ms",
-            f"{row.tokens_per_s:,.0f}",
-            *([_price(row)] if priced else []),
-        )
-    return table
-
-
-def _price(figures: Figures) -> str:
-    """Of a million output tokens."""
-    return "-" if figures.per_million is None else f"{figures.per_million:,.2f}"

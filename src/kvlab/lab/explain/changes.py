@@ -18,9 +18,9 @@ from kvlab.kv.pools import POOLS
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.lives import Key as SequenceKey
 from kvlab.lab.explain.prompt_tokens import Reason
-from kvlab.lab.explain.replayed import Explanation, served_from
-from kvlab.lab.run.drive import drive
+from kvlab.lab.explain.replayed import Explanation
 from kvlab.lab.run.plan import RunPlan
+from kvlab.lab.run.serve import simulated
 
 _QUEUED = (Cause.TOKENS, Cause.SEQUENCES, Cause.BLOCKS)
 _SHARED = {Reason.FOUND, Reason.EVICTED}
@@ -46,9 +46,7 @@ def counterfactuals(
     changes = [_measured("as it was", "", list(explained.records.values()), keys)]
     for what, settings, plan in _changed(explained, keys):
         on_change(what)
-        with served_from(plan) as (engine, _):
-            log = drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
-        changes.append(_measured(what, settings, log.records, keys))
+        changes.append(_measured(what, settings, simulated(plan).records, keys))
     return changes
 
 

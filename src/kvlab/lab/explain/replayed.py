@@ -129,7 +129,7 @@ def explain_run(
         raise ConfigError("run", run.directory, text)
     if not run.finished:
         raise ConfigError("run", run.directory, f"was {run.status}; only a run that ended can be explained")
-    plan = plan_run(_quiet(config) if run.simulated else _played_back(config, run.directory))
+    plan = plan_run(quiet(config) if run.simulated else _played_back(config, run.directory))
     seen = observe(plan, steps, detail, lambda done: on_step(done, len(steps)))
     for record in run.requests():
         again = seen.records.get(record.key)
@@ -192,7 +192,7 @@ def observe(
     )
 
 
-def _quiet(config: RunConfig) -> RunConfig:
+def quiet(config: RunConfig) -> RunConfig:
     """The run without what changes no decision."""
     return replace(config, figures=False, debug=replace(config.debug, audit=False, profile=False))
 
@@ -200,7 +200,7 @@ def _quiet(config: RunConfig) -> RunConfig:
 def _played_back(config: RunConfig, directory: Path) -> RunConfig:
     """A run that computed its steps, with the times that were recorded."""
     executor = replace(config.executor, kind="playback", recording=str(directory))
-    return replace(_quiet(config), executor=executor)
+    return replace(quiet(config), executor=executor)
 
 
 @contextmanager

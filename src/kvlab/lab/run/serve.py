@@ -154,6 +154,17 @@ def serve(
     return Served(log, findings, playback, None if prompts is None else prompts.counts())
 
 
+def simulated(plan: RunPlan) -> RunLog:
+    """What happened while a plan's requests were served on simulated devices."""
+    engine = make_engine(plan, Profiler(enabled=False))
+    try:
+        log = drive(engine, plan.requests, concurrency=plan.config.workload.concurrency)
+        finish_log(engine, log)
+    finally:
+        engine.close()
+    return log
+
+
 def finish_log(engine: ServingEngine, log: RunLog) -> None:
     """Add what a fleet knows of a run: the steps of all replicas by time, choices, retries and transfers."""
     if isinstance(engine, Fleet):

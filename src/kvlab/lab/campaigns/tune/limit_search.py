@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from kvlab.lab.results.metrics import ATTAINMENT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.plan import plan_peer, plan_run
-from kvlab.secrets import redact, redacted_setting
+from kvlab.lab.settings import run_command
+from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
@@ -115,8 +115,7 @@ class LimitSearch(ABC):
 
     def command(self, value: float) -> str:
         """The run of a value, as a user types it."""
-        words = [shlex.quote(redacted_setting(text)) for text in self.words]
-        return " ".join(["kvlab run", *words, self.point(value)])
+        return run_command([*self.words, self.point(value)])
 
     def folder(self, value: float) -> Path:
         """Where the results of a value are; of several repeats those of the first."""

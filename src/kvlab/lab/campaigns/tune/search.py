@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,8 +31,9 @@ from kvlab.lab.machine import available_memory
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock
+from kvlab.lab.settings import run_command
 from kvlab.planning.settings import resolve_device
-from kvlab.secrets import redact, redacted_setting
+from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -166,8 +166,7 @@ class Search:
         if best is None:
             print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:
-            words = [shlex.quote(redacted_setting(text)) for text in self.overrides]
-            command = " ".join(["kvlab run", *words, _overrides(best.params)])
+            command = run_command([*self.overrides, *_overrides(best.params).split()])
             with attempt(errors), replacing(pictures / "tune.png") as own:
                 draw_search(study, self.metric).savefig(own)
             first, gain = study.trials[0], ""
