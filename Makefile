@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.installed
-WORKERS ?= 2# processes that share the tests
+WORKERS ?= 3# processes that share the tests: one more than cores, since many wait for another process
 SOAK_MINUTES ?= 15# that make soak takes
 
 # What a processor decides: native kernels and PyTorch's products, and words that a model says by them. Kernels
