@@ -73,7 +73,7 @@ Feature: Planning a fleet
 
   @R28.12 @R28.22
   Scenario: A sweep over routers
-    When I sweep in the laboratory "sweep=routers fleet.router=round_robin,precise executor=simulated hardware=l4 workload.num_requests=60 kv.num_blocks=700 workload.rate=2000 figures=true"
+    When I sweep in the laboratory "sweep=routers fleet.router=round_robin,precise executor=simulated hardware=l4 model.max_seq_len=4096 workload.num_requests=60 kv.num_blocks=700 workload.rate=2000 figures=true"
     Then it ends with status 0
     And it says "2 runs: 2 finished"
     And behind "precise" more prompt tokens were found than behind "round_robin"

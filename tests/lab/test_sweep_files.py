@@ -12,7 +12,13 @@ from kvlab.registry import registry
 from tests.support.commands import Lab
 from tests.support.swept import SWEEPS, smaller_grid, swept_values
 
-SMALL = ["repeats=1", "workload.num_requests=2", "workload.rate=1000", "workload.think_s=0"]
+SMALL = [
+    "model.max_seq_len=4096",
+    "repeats=1",
+    "workload.num_requests=2",
+    "workload.rate=1000",
+    "workload.think_s=0",
+]
 LESS = {
     # Where the memory for K and V is given, the tiny model would have millions of blocks, which each run audits.
     "experiment=contiguous_vs_paged_h100": ["kv.memory=64MiB"],

@@ -14,7 +14,7 @@ from kvlab.lab.terminal import Terminal
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
 FEW_STEPS = (
     "model=qwen3_tiny",
-    "model.max_seq_len=256",  # which decides how much memory is set to zero
+    "model.max_seq_len=512",
     "executor=cpu",
     "executor.threads=1",
     "workload.num_requests=2",
