@@ -165,6 +165,11 @@ def ends_with(commands: list[Command], code: int) -> None:
     assert "Traceback" not in commands[-1].output
 
 
+def pattern_of(text: str) -> str:
+    """Its parts, between which "..." stands for anything."""
+    return ".*?".join(re.escape(part.strip()) for part in text.split("..."))
+
+
 @then(parsers.parse('the message says "{text}"'))
 def message_says(commands: list[Command], text: str) -> None:
     """Its parts, between which "..." stands for anything, as they are and in this order; of a command that ended
@@ -172,14 +177,12 @@ def message_says(commands: list[Command], text: str) -> None:
     """
     said = " ".join(commands[-1].output.split())
     message = said[said.rindex("error: ") :] if "error: " in said and commands[-1].code else said
-    pattern = ".*?".join(re.escape(part.strip()) for part in text.split("..."))
-    assert re.search(pattern, message), message
+    assert re.search(pattern_of(text), message), message
 
 
 @then(parsers.parse('of "{text}" it is said once'))
 def said_once(commands: list[Command], text: str) -> None:
-    pattern = ".*?".join(re.escape(part.strip()) for part in text.split("..."))
-    assert len(re.findall(pattern, " ".join(commands[-1].output.split()))) == 1, commands[-1].output
+    assert len(re.findall(pattern_of(text), " ".join(commands[-1].output.split()))) == 1, commands[-1].output
 
 
 @then(

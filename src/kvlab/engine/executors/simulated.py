@@ -55,9 +55,13 @@ class SimulatedExecutor(Executor):
         drawn = self._draw((step.sequences[row] for row in rows.tolist()), step.num_outputs[rows])
         elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
         if not self._timing.includes_host:
-            sequences, tokens = -(-len(step.sequences) // self._groups), -(-len(step.token_ids) // self._groups)
-            elapsed_s = self._framework.step_s(elapsed_s, sequences, tokens)
+            share = self._of_a_host(len(step.sequences), len(step.token_ids))
+            elapsed_s = self._framework.step_s(elapsed_s, *share)
         return StepResult(drawn.tolist(), elapsed_s=elapsed_s)
+
+    def _of_a_host(self, sequences: int, tokens: int) -> tuple[int, int]:
+        """The share that each group's host has of a step."""
+        return -(-sequences // self._groups), -(-tokens // self._groups)
 
     def run(
         self,
@@ -71,9 +75,8 @@ class SimulatedExecutor(Executor):
         if seconds is None:
             return None
         if not self._timing.includes_host:
-            sequences = -(-len(new_tokens) // self._groups)
-            tokens = -(-int(new_tokens.sum()) // self._groups)
-            seconds = [self._framework.step_s(each, sequences, tokens) for each in seconds]
+            share = self._of_a_host(len(new_tokens), int(new_tokens.sum()))
+            seconds = [self._framework.step_s(each, *share) for each in seconds]
         outputs = num_outputs + np.arange(len(lengths))[:, None]
         return self._draw(specs, outputs), seconds
 
