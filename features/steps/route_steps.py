@@ -172,6 +172,12 @@ def begin_again(routed: Routed) -> None:
     wait_until(lambda: routed.health()["upstreams"][0]["up"])
 
 
+@when("the proxy has found the first one down")
+def found_down(routed: Routed) -> None:
+    # Until it was asked for its health, the reason is that of the request.
+    wait_until(lambda: "Cannot connect" in str(routed.health()["upstreams"][0]["reason"]))
+
+
 @when(parsers.re(r"the first one is drained(?P<no_more> no more)?"))
 def drain(routed: Routed, no_more: str | None) -> None:
     answer = httpx.post(f"{routed.url}/{'undrain' if no_more else 'drain'}?upstream=0")
@@ -226,8 +232,6 @@ def saw_cut(routed: Routed) -> None:
 
 @then("the proxy says of the first that it is down, and of 1 request that it went to another")
 def says_down(routed: Routed) -> None:
-    # Until it was asked for its health, the reason is that of the request.
-    wait_until(lambda: "Cannot connect" in str(routed.health()["upstreams"][0]["reason"]))
     assert [each["up"] for each in routed.health()["upstreams"]] == [False, True, True]
     metrics = httpx.get(f"{routed.url}/metrics").text
     assert f'kvlab:route_retries_total{{upstream="{routed.servers[0].url}"}} 1.0' in metrics
