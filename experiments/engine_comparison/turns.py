@@ -28,7 +28,8 @@ from kvlab.engine.build import build_engine
 from kvlab.engine.protocol import ServingEngine
 from kvlab.lab.machine import describe
 from kvlab.lab.run.drive import drive
-from kvlab.lab.run.plan import plan_peer, plan_run
+from kvlab.lab.run.peer_plan import plan_peer
+from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
 
 SETTINGS = [

@@ -20,7 +20,7 @@ from kvlab.lab.compare.work import check_outputs
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import read_run
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import plan_peer
+from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.peers import remote
 from kvlab.peers.endpoint import EndpointEngine
 from kvlab.peers.engines import ENGINES

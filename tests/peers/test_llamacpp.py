@@ -11,7 +11,7 @@ import pytest
 from kvlab.cli.compose import compose_run
 from kvlab.errors import ConfigError
 from kvlab.lab.results.records import read_run
-from kvlab.lab.run.plan import plan_peer
+from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.peers.install import installed_python
 from kvlab.peers.programs.llamacpp_engine import Batcher, Row, context_options
 from tests.support.runs import run_small

@@ -22,7 +22,7 @@ from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import plan_peer
+from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.models.families import decoder_config
 from kvlab.peers import process
 from kvlab.peers.engines.base import Assignment

@@ -29,7 +29,8 @@ from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
 from kvlab.lab.results.sureness import ACCURACY, Predicted
 from kvlab.lab.run.drive import RunLog
-from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run

@@ -17,7 +17,8 @@ from kvlab.lab.results.trace import trace_events, write_trace
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
-from kvlab.lab.run.plan import PeerPlan, RunPlan, plan_peer, plan_run
+from kvlab.lab.run.peer_plan import PeerPlan, plan_peer
+from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.reporter import Reporter
 from kvlab.lab.run.reporter import RunResult as RunResult

@@ -7,7 +7,8 @@ from kvlab.lab.results.fleet import duplicate_metrics, fleet_metrics, pull_metri
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
-from kvlab.lab.run.plan import PeerPlan, RunPlan, planned_metrics
+from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.plan import RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import Served
 from kvlab.workloads.prefixes import prefix_tree

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from kvlab.config import FleetConfig, RunConfig, format_bytes, parse_bytes
+from kvlab.config import RunConfig, format_bytes, parse_bytes
 from kvlab.config.groups import of_group, with_settings
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
-from kvlab.engine.protocol import ServingEngine
-from kvlab.errors import CapacityError, ConfigError, KvlabError, WorkloadError
-from kvlab.fleet.transfer import LinkRate, PrefillTime
-from kvlab.kv.groups import LayerGroup, layers_per_block
-from kvlab.kv.pools import POOLS
+from kvlab.errors import CapacityError, ConfigError, KvlabError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
-from kvlab.lab.run.requests import requests_of
-from kvlab.models.config import DecoderConfig
-from kvlab.models.families import decoder_config
+from kvlab.lab.run.fleet import check_blocks, check_pulling
+from kvlab.lab.run.requests import check_lengths, requests_of
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer
-from kvlab.peers.engines import ENGINES
-from kvlab.peers.engines.base import Assignment, EngineKind
-from kvlab.secrets import redact
-from kvlab.simulation.timings import StepTiming
 from kvlab.workloads import may_sample
 from kvlab.workloads.prompts import grown_lengths
 
@@ -88,61 +76,6 @@ class PlannedGroup(NamedTuple):
     plan: RunPlan
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPlan:
-    """A checked run of an engine that is not kvlab's: what is asked of it."""
-
-    config: RunConfig
-    kind: type[EngineKind]
-    model: DecoderConfig
-    requests: list[Request]
-    longest: int  # tokens of the longest sequence that one of them can grow to
-    tokenizer: Tokenizer | None = None  # never: what it answers has its text
-
-    @property
-    def chosen(self) -> dict[str, str | int]:
-        """Which engine it is."""
-        return {"engine": self.config.engine.kind}
-
-    @property
-    def machine(self) -> str:
-        """Where it runs, in words."""
-        url = self.config.engine.url
-        return describe("cpu") if url is None else f"{redact(url)} (client: {describe('cpu')})"
-
-    def start(self, directory: Path, should_stop: Callable[[], bool]) -> ServingEngine:
-        """The engine, loaded and warm. Raises PeerError."""
-        assignment = Assignment(self.config, self.model, self.requests, self.longest, directory, should_stop)
-        return self.kind.start(assignment)
-
-
-def plan_peer(config: RunConfig) -> PeerPlan | None:
-    """Check a configuration whose engine is not kvlab's; None where it is.
-
-    Raises a KvlabError as `plan_run` does, but for memory, which is the engine's own affair.
-    """
-    kind = ENGINES.get(config.engine.kind)
-    if not kind.is_peer:
-        return None
-    for key, is_set in (
-        ("debug.profile", config.debug.profile),
-        ("debug.audit", config.debug.audit),
-        ("debug.faults.rate", config.debug.faults.rate > 0),
-    ):
-        if is_set:
-            text = f"looks into kvlab's own engine, and engine={config.engine.kind} is another"
-            raise ConfigError(key, "true", text)
-    if (method := config.scheduler.speculation.method) is not None:
-        text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"
-        raise ConfigError("scheduler.speculation.method", method, text)
-    if config.fleet.replicas > 1:
-        text = f"are replicas of kvlab's own engine, and engine={config.engine.kind} is another; leave it at 1"
-        raise ConfigError("fleet.replicas", config.fleet.replicas, text)
-    kind.check(config)
-    requests = requests_of(config)
-    return PeerPlan(config, kind, decoder_config(config.model), requests, _check_lengths(requests, config))
-
-
 def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPlan:
     """Check a configuration of kvlab's own engine as a whole, with the requests of its workload or with others.
 
@@ -164,7 +97,7 @@ def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPla
             plan = replace(plan, device=" and ".join(f"{group.replicas} of {group.name}" for group in groups))
     else:
         plan = _plan(config, requests)
-    _check_blocks(plan)
+    check_blocks(plan.replicas, config.fleet)
     every = sum(each.weights.total + each.pool.num_bytes for each in plan.replicas)
     for group in plan.parts:
         own = group.plan
@@ -182,7 +115,7 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
     if config.fleet.replicas > 1 and (plan.recording is not None or config.debug.profile):
         key = "debug.profile=true" if config.debug.profile else "executor=playback"
         raise ConfigError("fleet.replicas", config.fleet.replicas, f"{key} looks into one engine; leave it at 1")
-    _check_split(plan, config.fleet)
+    check_pulling(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     if config.debug.profile and plan.is_real and (ranks := config.executor.tensor_parallel) > 1:
@@ -190,39 +123,11 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
         raise ConfigError("debug.profile", True, text)
     if requests is None:
         requests = requests_of(config)
-    check_longest_sequence(plan.pool, _check_lengths(requests, config))
+    check_longest_sequence(plan.pool, check_lengths(requests, config))
     has_words = plan.kernels is not None and config.model.weights != "dummy"
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return RunPlan(**parts, requests=requests, tokenizer=tokenizer)
-
-
-def link_rates(plan: RunPlan) -> list[LinkRate]:
-    """How long K and V take from one replica to another, for each that receives. Devices send side by side, as many
-    as either end has.
-    """
-    link, replicas = plan.config.fleet.link, plan.replicas
-    groups = plan.pool.groups or (LayerGroup(tuple(range(plan.model.num_layers))),)
-    pieces = 2 * layers_per_block(groups) if link.pieces == "layer" else 1
-    senders = replicas if plan.config.fleet.neighbours else replicas[: plan.config.fleet.prefill]
-    sending = [each.config.executor.devices for each in senders]
-    return [
-        LinkRate(
-            link,
-            min([each.config.executor.devices, *sending]),
-            each.pool.block_size * each.pool.bytes_per_slot,
-            pieces,
-            plan.model.num_layers,
-            groups,
-        )
-        for each in replicas
-    ]
-
-
-def prefill_times(plan: RunPlan) -> list[PrefillTime]:
-    """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
-    pairs = [(each.timing, each.config.scheduler.max_batched_tokens) for each in plan.replicas]
-    return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
@@ -238,73 +143,6 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
         "capacity/weight_bytes": sum(replica.weights.total for replica in plan.replicas),
         "capacity/working_bytes": plan.working.peak,
     }
-
-
-def _check_lengths(requests: list[Request], config: RunConfig) -> int:
-    """The longest sequence the requests can make. Raises WorkloadError if it is longer than is served."""
-    lengths = grown_lengths(requests)
-    longest = max(requests, key=lambda request: lengths[request.request_id])
-    length, limit = lengths[longest.request_id], config.model.max_seq_len
-    if length > limit:
-        earlier = length - longest.max_total_tokens
-        behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
-        raise WorkloadError(
-            f"workload.name={config.workload.name}: request {longest.request_id} {behind}has a prompt of "
-            f"{len(longest.prompt_token_ids)} tokens and up to {longest.sampling.max_tokens} output tokens, "
-            f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
-        )
-    return length
-
-
-def _check_split(plan: EnginePlan, fleet: FleetConfig) -> None:
-    """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common."""
-    if not _pulling(fleet):
-        return
-    for is_wrong, text in (
-        (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
-        (not shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
-        (
-            bool(plan.pool.groups) and (fleet.store is not None or fleet.neighbours),
-            "is of whole prefixes, and some layers keep a window; use kv.windows=false",
-        ),
-        (fleet.store is not None and not store_blocks(plan, fleet), "holds no block; give it more"),
-    ):
-        if is_wrong:
-            raise ConfigError(*_pulling(fleet)[-1], text)
-
-
-def _pulling(fleet: FleetConfig) -> list[tuple[str, object]]:
-    """The settings by which replicas pull K and V, and their values."""
-    settings = {
-        "prefill": fleet.prefill or None,
-        "store": fleet.store,
-        "neighbours": "true" if fleet.neighbours else None,
-    }
-    return [(f"fleet.{name}", value) for name, value in settings.items() if value is not None]
-
-
-def shares_prefixes(plan: EnginePlan) -> bool:
-    """Whether its pool has a prefix cache."""
-    return plan.config.kv.prefix_sharing and POOLS.get(plan.config.kv.backend).is_paged()
-
-
-def store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
-    """Blocks that `fleet.store` holds."""
-    size = parse_bytes(fleet.store or "0B", key="fleet.store")
-    return size // (plan.pool.block_size * plan.pool.bytes_per_slot)
-
-
-def _check_blocks(plan: RunPlan) -> None:
-    """Raise ConfigError for replicas that are to have blocks of another size than they have."""
-    pulling = _pulling(plan.config.fleet)
-    sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in plan.replicas}
-    if pulling and len({each.pool.groups for each in plan.replicas}) > 1:
-        text = "blocks are pulled as they are, and fleet.groups keep other windows; give all one model.max_seq_len"
-        raise ConfigError(*pulling[0], f"{text}, kv.windows")
-    if pulling and len(sizes) > 1:
-        has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
-        text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
-        raise ConfigError(*pulling[0], text)
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

@@ -19,7 +19,8 @@ from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
-from kvlab.lab.run.plan import PeerPlan, RunPlan
+from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded

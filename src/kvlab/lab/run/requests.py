@@ -1,4 +1,4 @@
-"""The requests of a run's configuration."""
+"""The requests of a run's configuration, and how long their sequences grow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from functools import partial
 
 from kvlab.config import RunConfig
 from kvlab.core import Request
+from kvlab.errors import WorkloadError
 from kvlab.lab.machine import available_memory
 from kvlab.models.families import decoder_config
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.workloads import build_requests
+from kvlab.workloads.prompts import grown_lengths
 
 
 def requests_of(config: RunConfig) -> list[Request]:
@@ -21,3 +23,19 @@ def requests_of(config: RunConfig) -> list[Request]:
         memory=available_memory("cpu"),
         tokenizer=partial(load_tokenizer, config.model),
     )
+
+
+def check_lengths(requests: list[Request], config: RunConfig) -> int:
+    """The longest sequence the requests can make. Raises WorkloadError if it is longer than is served."""
+    lengths = grown_lengths(requests)
+    longest = max(requests, key=lambda request: lengths[request.request_id])
+    length, limit = lengths[longest.request_id], config.model.max_seq_len
+    if length > limit:
+        earlier = length - longest.max_total_tokens
+        behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
+        raise WorkloadError(
+            f"workload.name={config.workload.name}: request {longest.request_id} {behind}has a prompt of "
+            f"{len(longest.prompt_token_ids)} tokens and up to {longest.sampling.max_tokens} output tokens, "
+            f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
+        )
+    return length

@@ -19,16 +19,16 @@ from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.engine.protocol import Auditable, Journaled, Reporting, ServingEngine
 from kvlab.engine.step import Executor
 from kvlab.errors import AuditError
-from kvlab.fleet.build import TimedExecutor, build_fleet
+from kvlab.fleet.build import TimedExecutor
 from kvlab.fleet.fleet import Fleet
-from kvlab.fleet.hot_prefixes import hot_prefixes
-from kvlab.fleet.store import SharedStore
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.tiers.tier import Tier, TierCounts
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
-from kvlab.lab.run.plan import PeerPlan, RunPlan, link_rates, prefill_times, shares_prefixes, store_blocks
+from kvlab.lab.run.fleet import make_fleet
+from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
@@ -64,22 +64,8 @@ def make_engine(plan: RunPlan, profiler: Profiler) -> ServingEngine:
     if len(replicas) == 1:
         journal = BlockJournal() if config.figures or plan.recording is not None else None
         return _replica(replicas[0], profiler, journal)
-    is_open = config.workload.concurrency is None and all(request.follows is None for request in plan.requests)
-    hot = hot_prefixes(plan.requests, plan.pool.block_size) if config.figures and shares_prefixes(plan) else None
     makers = [partial(_replica, replica, profiler, None) for replica in replicas]
-    store, pool = None, plan.pool
-    if blocks := store_blocks(plan, config.fleet):
-        store = SharedStore(blocks, pool.block_size * pool.bytes_per_slot)
-    return build_fleet(
-        config.fleet,
-        makers,
-        link_rates(plan),
-        store,
-        prefill_s=prefill_times(plan),
-        hot=hot,
-        seed=config.seed,
-        is_open=is_open,
-    )
+    return make_fleet(config, replicas, plan.requests, makers)
 
 
 def _replica(

@@ -20,7 +20,8 @@ from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.metrics import ATTAINMENT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
-from kvlab.lab.run.plan import plan_peer, plan_run
+from kvlab.lab.run.peer_plan import plan_peer
+from kvlab.lab.run.plan import plan_run
 from kvlab.lab.settings import run_command
 from kvlab.secrets import redact
 

@@ -1,0 +1,75 @@
+"""From a configuration to a run of an engine that is not kvlab's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlab.config import RunConfig
+from kvlab.core import Request
+from kvlab.engine.protocol import ServingEngine
+from kvlab.errors import ConfigError
+from kvlab.lab.machine import describe
+from kvlab.lab.run.requests import check_lengths, requests_of
+from kvlab.models.config import DecoderConfig
+from kvlab.models.families import decoder_config
+from kvlab.models.tokenizer import Tokenizer
+from kvlab.peers.engines import ENGINES
+from kvlab.peers.engines.base import Assignment, EngineKind
+from kvlab.secrets import redact
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """A checked run of an engine that is not kvlab's: what is asked of it."""
+
+    config: RunConfig
+    kind: type[EngineKind]
+    model: DecoderConfig
+    requests: list[Request]
+    longest: int  # tokens of the longest sequence that one of them can grow to
+    tokenizer: Tokenizer | None = None  # never: what it answers has its text
+
+    @property
+    def chosen(self) -> dict[str, str | int]:
+        """Which engine it is."""
+        return {"engine": self.config.engine.kind}
+
+    @property
+    def machine(self) -> str:
+        """Where it runs, in words."""
+        url = self.config.engine.url
+        return describe("cpu") if url is None else f"{redact(url)} (client: {describe('cpu')})"
+
+    def start(self, directory: Path, should_stop: Callable[[], bool]) -> ServingEngine:
+        """The engine, loaded and warm. Raises PeerError."""
+        assignment = Assignment(self.config, self.model, self.requests, self.longest, directory, should_stop)
+        return self.kind.start(assignment)
+
+
+def plan_peer(config: RunConfig) -> PeerPlan | None:
+    """Check a configuration whose engine is not kvlab's; None where it is.
+
+    Raises a KvlabError as `plan_run` does, but for memory, which is the engine's own affair.
+    """
+    kind = ENGINES.get(config.engine.kind)
+    if not kind.is_peer:
+        return None
+    for key, is_set in (
+        ("debug.profile", config.debug.profile),
+        ("debug.audit", config.debug.audit),
+        ("debug.faults.rate", config.debug.faults.rate > 0),
+    ):
+        if is_set:
+            text = f"looks into kvlab's own engine, and engine={config.engine.kind} is another"
+            raise ConfigError(key, "true", text)
+    if (method := config.scheduler.speculation.method) is not None:
+        text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"
+        raise ConfigError("scheduler.speculation.method", method, text)
+    if config.fleet.replicas > 1:
+        text = f"are replicas of kvlab's own engine, and engine={config.engine.kind} is another; leave it at 1"
+        raise ConfigError("fleet.replicas", config.fleet.replicas, text)
+    kind.check(config)
+    requests = requests_of(config)
+    return PeerPlan(config, kind, decoder_config(config.model), requests, check_lengths(requests, config))
