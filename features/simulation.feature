@@ -105,8 +105,9 @@ Feature: Simulation
         | mixed   | 4       | 4       |
         | mixed   | 8       | 4       |
         | decode  | 1       | 12      |
-        | decode  | 4       | 12      |
-        | decode  | 8       | 12      |
+        | decode  | 2       | 8       |
+        | decode  | 4       | 5       |
+        | decode  | 8       | 5       |
 
     @R29.5
     Scenario: A prediction says how sure it is
