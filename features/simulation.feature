@@ -105,8 +105,9 @@ Feature: Simulation
         | mixed   | 4       | 4       |
         | mixed   | 8       | 4       |
         | decode  | 1       | 12      |
-        | decode  | 4       | 12      |
-        | decode  | 8       | 12      |
+        | decode  | 2       | 8       |
+        | decode  | 4       | 5       |
+        | decode  | 8       | 5       |
 
     @R29.5
     Scenario: A prediction says how sure it is
@@ -138,7 +139,7 @@ Feature: Simulation
         | qwen3_8b     | nvfp4   | b200_sxm                                        | silicon (vllm 0.24.0 on b200_sxm) |
         | qwen3_8b     | nvfp4   | b200_sxm framework=trtllm                       | silicon (trtllm 1.3.0rc20 on b200_sxm, nvfp4 of sglang 0.5.14) |
         | minimax_m2   | nvfp4   | b300_sxm executor.tensor_parallel=2             | silicon (vllm 0.24.0 on b300_sxm) |
-        | kimi_k2_5    | auto    | h200_sxm executor.tensor_parallel=8             | silicon (vllm 0.24.0 on h200_sxm) |
+        | kimi_k2_5    | auto    | h200_sxm executor.tensor_parallel=8             | silicon (vllm 0.24.0 on h200_sxm, latent attention of trtllm 1.3.0rc20) |
         | qwen3_8b     | nvfp4   | h100_sxm                                        | roofline: no operations were measured: executor.weights=nvfp4: vllm 0.24.0 on h100_sxm was measured with bfloat16, float16, fp8; ... h100_sxm has no arithmetic in fp4: nvfp4 is multiplied in bfloat16 |
         | qwen3_8b     | int4_wo | h100_sxm                                        | roofline: no operations were measured: executor.weights=int4_wo |
 
@@ -160,7 +161,7 @@ Feature: Simulation
         | model           | devices                                                                          | tables                         |
         | gpt_oss_20b     | hardware=h100_sxm kv.offload=1GiB                                                | vllm 0.24.0 on h100_sxm        |
         | qwen3_235b_a22b | hardware=h200_sxm executor.tensor_parallel=8                                     | vllm 0.24.0 on h200_sxm        |
-        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm, fp8_block of sglang 0.5.14 |
+        | deepseek_v3     | hardware=h200_sxm executor.attention_data_parallel=8 executor.expert_parallel=8  | vllm 0.24.0 on h200_sxm, fp8_block of sglang 0.5.14, latent attention of trtllm 1.3.0rc20 |
         | kimi_k2         | hardware=b200_sxm executor.tensor_parallel=8 framework=sglang                    | sglang 0.5.14 on b200_sxm      |
 
     @R29.30

@@ -112,12 +112,12 @@ class PairErrors:
 #: at once or of devices; from `experiments/simulated_vs_silicon/results.csv`, as tests/lab/test_advise.py computes.
 #: By framework, and whether models are mixtures of experts.
 PAIRS = {
-    ("vllm", False): PairErrors(2677, 0.039, 0.118, 0.975),
-    ("vllm", True): PairErrors(13805, 0.083, 0.223, 0.954),
+    ("vllm", False): PairErrors(2677, 0.040, 0.112, 0.974),
+    ("vllm", True): PairErrors(18129, 0.068, 0.193, 0.953),
     ("trtllm", False): PairErrors(5831, 0.042, 0.142, 0.977),
-    ("trtllm", True): PairErrors(3893, 0.082, 0.240, 0.958),
+    ("trtllm", True): PairErrors(6356, 0.084, 0.247, 0.956),
     ("sglang", False): PairErrors(411, 0.045, 0.465, 0.956),
-    ("sglang", True): PairErrors(4867, 0.109, 0.502, 0.909),
+    ("sglang", True): PairErrors(5092, 0.110, 0.496, 0.912),
 }
 
 
@@ -142,7 +142,7 @@ PLANNED = {
     "rtx_pro_6000_server": (1.015, 0.984),
 }
 #: By how much an interval of a class and figure is widened about its median, in logarithms.
-WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.1, 1.6, 1.8), "ttft": (1.1, 1.9, 1.8)}
+WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.0, 1.4, 1.7), "ttft": (1.0, 2.0, 1.8)}
 
 
 @cache

@@ -15,10 +15,11 @@ from kvlab.models.sparse import Formats, Latent, SparseConfig
 from kvlab.simulation.tables import MeasuredTables, UnmeasuredError
 
 FEW = 256  # tokens up to which shared experts are computed beside the others, on a stream of their own (vLLM)
+VARIANCES = 4  # of q and of k in float32, as numbers of 16 bits
 _STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
 _GATHERED = 0.3  # likewise the embedding
-#: How uneven experts are loaded in the measurements that the package's models take: of DeepSeek V3's family, whose
-#: router is corrected to level the load, and of others.
+#: How uneven experts are loaded in the measurements that the package's models take: of those whose router is
+#: corrected to level the load (DeepSeek V3's family, Nemotron H, MiniMax M3; M2 has the same), and of others.
 _LEVELLED, _UNEVEN = "power_law_1.01", "power_law_1.2"
 _MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits, and in 8 as generated kernels have them
 
@@ -35,6 +36,7 @@ class Operations(NamedTuple):
     prefill: list[Any]
     experts: Sequence[Any] = ()  # of the tokens of all groups of devices, where these share the sequences
     exchange: Sequence[Any] = ()  # of those of a group: what the experts get and give
+    variances: Sequence[Any] = ()  # all-reduces of `VARIANCES` numbers for each token
 
 
 def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> Operations:
@@ -81,11 +83,11 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     else:
         projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, formats, kv)
         linear += projections
-    if tensor > 1 and model.family == "minimax_m2":  # norms over all heads of q and of k: two variances in float32
-        linear += [
-            make.CustomAllReduce("variances", layers, 4, tensor),
-            make.ElementWise("variances", 2 * layers, (heads + kv_heads) * model.head_dim, 2, _STREAMED),
-        ]
+    variances = []
+    if tensor > 1 and model.family == "minimax_m2":  # norms over all heads of q and of k
+        variances = [make.CustomAllReduce("variances", layers, VARIANCES, tensor)]
+        width = (heads + kv_heads) * model.head_dim
+        linear.append(make.ElementWise("variances", 2 * layers, width, 2, _STREAMED))
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
     chosen = measured_experts(tables, model, formats.experts)
     shared = mixture.shared // tensor
@@ -97,7 +99,7 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
             few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
         links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, tensor)]
         every = [*linear, router, chosen, *beside]
-        return Operations(every, norms, [*linear, *few], links, head, decode, prefill)
+        return Operations(every, norms, [*linear, *few], links, head, decode, prefill, variances=variances)
     linear += [router, *beside]
     links = [make.CustomAllReduce("links", 2 * layers + 1 - mixture.layers, hidden, tensor)]
     exchanged = (hidden, mixture.active, mixture.count, division.expert_tensor, division.experts, division.data)
@@ -105,7 +107,7 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
         make.MoEDispatch("experts", mixture.layers, *exchanged, before, backend=tables.framework)
         for before in (True, False)
     ]
-    return Operations(linear, norms, linear, links, head, decode, prefill, [chosen], exchange)
+    return Operations(linear, norms, linear, links, head, decode, prefill, [chosen], exchange, variances)
 
 
 def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) -> Any:
@@ -115,7 +117,7 @@ def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) 
     make, division, mixture = tables.operations, model.division, model.experts
     modes = tables.types.MoEQuantMode.__members__
     shape = (model.hidden_size, mixture.size, mixture.active, mixture.count)
-    load = _LEVELLED if model.latent else _UNEVEN
+    load = _LEVELLED if mixture.has_correction else _UNEVEN
     names = (_MXFP4[::-1] if tables.is_generated else _MXFP4) if experts == "mxfp4" else (experts,)
     for name in names:
         if name in modes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from importlib import import_module
 from math import log
 from pathlib import Path
@@ -20,6 +20,7 @@ from kvlab.config.framework import version_key, vllm_version
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
 
+SMALLEST = 128  # numbers of the smallest all-reduce that was measured
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
 _OTHER_MAKE = "b60"  # not NVIDIA's: no stand-in for what is
@@ -37,6 +38,7 @@ class StandIn(NamedTuple):
     product: str  # type of those of the package's GEMMs
     frameworks: tuple[str, ...]  # the first that has such
     experts: tuple[str, ...]  # likewise of its MoEs with framework.expert_kernels=trtllm_gen, and what it lacks
+    modules: str = ""  # the framework for latent attention as a whole, where that was measured with its launches
 
 
 #: Whose operations stand for such of a type as a framework's tables have them. vLLM's products in fp8 by blocks
@@ -45,18 +47,21 @@ class StandIn(NamedTuple):
 #: for 10,240: those of a kernel that its tuner, which a server runs when it starts, leaves for others. The kernels
 #: that TensorRT-LLM generates for experts on Blackwell were measured with SGLang in all types: its own tables have
 #: CUTLASS's in nvfp4 beyond 128 tokens and DeepGEMM's in fp8; in mxfp4 times fp8 it has few divisions, vLLM none.
+#: vLLM's latent attention has the launches of its kernels in it too, on all devices but B200: one token takes 87 us
+#: on B300 and 45 on B200, TensorRT-LLM's 36 and 37.
 _STAND_INS = {
-    "vllm": StandIn("fp8_block", ("sglang", "trtllm"), ()),
+    "vllm": StandIn("fp8_block", ("sglang", "trtllm"), (), "trtllm"),
     "trtllm": StandIn("nvfp4", ("sglang", "vllm"), ("nvfp4", "fp8_block")),
 }
 _GENERATED = 100  # least capability with those kernels
+_LAUNCHES_S = 20e-6  # what such a module takes more than another framework's, at least: on B200 14 us at most
 
 
 class Compiled(NamedTuple):
     """Operations as the package evaluates them: the framework's own, and those that another's stand in for."""
 
     own: str
-    others: str | None = None
+    others: tuple[tuple[Any, str], ...] = ()  # and what evaluates them
 
 
 class UnmeasuredError(KvlabError, LookupError):
@@ -91,8 +96,7 @@ class MeasuredTables:
         self.name = f"{tables} {version} on {name}" + (f", the nearest to {asked}" if version != asked else "")
         self.framework, self.device = tables, name
         self._database = databases.get_database(name, tables, version)
-        self._open = open_tables = partial(self._engine.EngineHandle.for_database, systems_path=str(systems))
-        self._handle = self._links = open_tables(self._database)
+        self._handle = self._links = _opened(name, tables, version)
         capability = int(databases.load_system_spec(name)["gpu"]["sm_version"])
         #: Whether experts have the kernels that TensorRT-LLM generates.
         self.is_generated = framework.expert_kernels == "trtllm_gen" and capability >= _GENERATED
@@ -101,21 +105,23 @@ class MeasuredTables:
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
         links = min(measured, key=lambda one: _apart(one, asked), default=version)
         if tensor_parallel > 1 and framework.version and links != version:
-            self._links = open_tables(databases.get_database(name, tables, links, allow_unlisted_version=True))
+            self._links = _opened(name, tables, links, allow_unlisted_version=True)
             self.name += f", links of {links}"
 
     def compile(self, operations: Sequence[Any]) -> Compiled:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""
         self._engine._resolve_attention_lane_orders(operations, self._database, None)
         make: Callable[[Sequence[Any]], str] = self._engine.build_ops_json
-        others = [operation for operation in operations if self._is_replaced(operation)]
-        if not others:
-            return Compiled(make(operations))
-        return Compiled(make([each for each in operations if each not in others]), make(others))
+        whose: dict[str, list[Any]] = {}
+        for operation in operations:
+            whose.setdefault(self._instead(operation), []).append(operation)
+        own = make(whose.pop("", []))
+        return Compiled(own, tuple((self._other(name)[0], make(those)) for name, those in whose.items()))
 
-    def _is_replaced(self, operation: Any) -> bool:
+    def _instead(self, operation: Any) -> str:
+        """The framework whose measurements stand for this one's; empty: none."""
         if (stand_in := _STAND_INS.get(self.framework)) is None:
-            return False
+            return ""
         parts = [operation]
         if isinstance(operation, self.operations.OverlapOp):  # of experts and what is beside them
             parts = [part for part in operation._group_a if _kind(part) == "MoE"]
@@ -127,7 +133,20 @@ class MeasuredTables:
                 return False
             return _type(part) in stand_in.experts or not self._holds(self._handle, part)
 
-        return any(is_of(part) and self._stands_in(part) for part in parts)
+        if any(is_of(part) and self._stands_in(self._first, part) for part in parts):
+            return self._first
+        if stand_in.modules and _kind(operation) == "MLAModule" and self._is_launched(stand_in.modules, operation):
+            return stand_in.modules
+        return ""
+
+    def _is_launched(self, framework: str, module: Any) -> bool:
+        """Whether it was measured with the launches of its kernels, as far as another framework's tables tell."""
+        one = (self._engine.build_ops_json([module]), 1, 1, 0, True)
+        try:
+            launches_s = self._seconds(self._handle, *one) - self._seconds(self._other(framework)[0], *one)
+        except UnmeasuredError:
+            return False
+        return launches_s > _LAUNCHES_S and self._stands_in(framework, module)
 
     def _holds(self, handle: Any, operation: Any) -> bool:
         try:
@@ -136,27 +155,28 @@ class MeasuredTables:
             return False
         return True
 
-    def _stands_in(self, operation: Any) -> bool:
+    def _stands_in(self, framework: str, operation: Any) -> bool:
         """Whether the other framework's tables have it."""
-        if self._stand_in is None or not self._holds(self._stand_in, operation):
+        if not framework:
             return False
-        if (whose := f", {_type(operation)} of {self._whose}") not in self.name:
+        handle, version = self._other(framework)
+        if not self._holds(handle, operation):
+            return False
+        called = _type(operation) or "latent attention"
+        if (whose := f", {called} of {framework} {version}") not in self.name:
             self.name += whose
         return True
 
     @cached_property
-    def _stand_in(self) -> Any:
-        """Tables of another framework that have such products; None where there are none."""
-        mode, frameworks, _ = _STAND_INS[self.framework]
+    def _first(self) -> str:
+        """The other framework that has such products; empty where none has."""
+        mode, frameworks, *_ = _STAND_INS[self.framework]
         product = self.operations.GEMM("", 1, 1024, 1024, self.types.GEMMQuantMode[mode])
-        spec = self._engine.build_ops_json([product])
         for framework in frameworks:
             with suppress(UnmeasuredError):
-                handle, version = self._other(framework)
-                self._seconds(handle, spec, 1, 1, 0, True)
-                self._whose = f"{framework} {version}"
-                return handle
-        return None
+                if self._holds(self._other(framework)[0], product):
+                    return framework
+        return ""
 
     def _other(self, framework: str) -> tuple[Any, str]:
         """Another framework's tables of this device, and their version. Raises UnmeasuredError."""
@@ -164,16 +184,16 @@ class MeasuredTables:
         version = databases.get_version_slots(self.device, framework).get("current")
         if version is None:
             raise UnmeasuredError(framework)
-        return self._open(databases.get_database(self.device, framework, version)), version
+        return _opened(self.device, framework, version), version
 
     def seconds(self, spec: Compiled, batch: int, tokens: int, prefix: int = 0, *, prefill: bool) -> float:
         """Seconds of compiled operations for `batch` sequences: in a prefill each has `tokens` new tokens behind
         `prefix` cached ones; otherwise each has one, at a context of `tokens`. Raises UnmeasuredError.
         """
         seconds = self._seconds(self._handle, spec.own, batch, tokens, prefix, prefill)
-        if spec.others is not None:
-            seconds += self._seconds(self._stand_in, spec.others, batch, tokens, prefix, prefill)
-        return seconds
+        return seconds + sum(
+            self._seconds(handle, others, batch, tokens, prefix, prefill) for handle, others in spec.others
+        )
 
     def link_seconds(self, spec: Compiled, tokens: int) -> float:
         """Seconds of compiled collectives for a step of so many tokens, with the version whose collectives were
@@ -232,6 +252,14 @@ def _kind(operation: Any) -> str:
 def _type(operation: Any) -> str:
     """What its matrices are in; empty for one without."""
     return str(getattr(getattr(operation, "_quant_mode", None), "name", ""))
+
+
+@lru_cache(maxsize=16)
+def _opened(device: str, framework: str, version: str, **how: bool) -> Any:
+    """What evaluates operations by a version's tables: 0.3 s to make, and the same for all deployments."""
+    databases = _module("perf_database")
+    database = databases.get_database(device, framework, version, **how)
+    return _module("engine").EngineHandle.for_database(database, systems_path=str(databases.get_systems_paths()[0]))
 
 
 def _module(name: str) -> Any:

@@ -32,8 +32,8 @@ from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import Division, Formats, SparseConfig
 from kvlab.simulation.accuracy import how_sure
-from kvlab.simulation.operations import FEW, measured_experts, operations, sparse_operations
-from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
+from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
+from kvlab.simulation.tables import INSTEAD, SMALLEST, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
 
@@ -78,7 +78,7 @@ class SiliconTiming(StepTiming):
             found = operations(tables, model, devices, weights, kv)
         few = [tables.compile([operation]) for operation in found.few]
         whole = (each for name, each in found._asdict().items() if name != "few")
-        linear, norms, links, head, decode, prefill, chosen, exchange = map(tables.compile, whole)
+        linear, norms, links, head, decode, prefill, chosen, exchange, variances = map(tables.compile, whole)
         rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
         # Groups that share the sequences have norms between all-reduces and what hands tokens to the experts.
         fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * model.hidden_size)
@@ -89,9 +89,10 @@ class SiliconTiming(StepTiming):
                 fused_rows = 0.0
 
         def between_s(rows: int) -> float:
-            if rows <= fused_rows:
-                return tables.fused_link_seconds(links, rows)
-            return tables.seconds(norms, 1, rows, prefill=True) + tables.link_seconds(links, rows)
+            # Below the smallest that was measured the tables go on towards nothing.
+            small_s = tables.link_seconds(variances, max(rows, SMALLEST // VARIANCES)) if found.variances else 0.0
+            small_s += tables.seconds(norms, 1, rows, prefill=True)
+            return small_s + (tables.fused_link_seconds if rows <= fused_rows else tables.link_seconds)(links, rows)
 
         def linear_s(rows: int) -> float:
             if rows > FEW:
