@@ -130,7 +130,8 @@ class TestLimitsThatThePlanDoesNotKeep:
         assert self.said(0.995) == "b=2 alone keeps the limits for 99 % (costs quality), the plan does not."
 
     def test_else_limits_that_it_would_keep(self) -> None:
-        assert self.said(0.98) == "Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept."
+        said = self.said(0.98)
+        assert said.startswith("Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept")
 
 
 def test_commands_that_try_a_change_hide_secrets_and_drop_what_it_replaces() -> None:

@@ -150,6 +150,8 @@ class Advice:
             found = "prompts have nothing in common that a cache could find"
         times = f"a request takes {room.mean_s:.3g} s, and {room.alone_s:.3g} s alone on these devices"
         now = f"Today: {today.goal} on {today.priced} ({today.latencies})."
+        if room.overload:
+            now += f" {room.overload.capitalize()}."
         return [now, answer, f"Headroom: {found}; {times}."]
 
     def as_dict(self) -> dict[str, Any]:
@@ -174,7 +176,8 @@ def unkept(plan: Proposal, proposals: Iterable[Proposal], limits: Iterable[str])
             return f"{each.text} alone keeps the limits for 99 % (costs {each.cost}), the plan does not."
     levels = {"ttft": plan.figures.ttft_ms[1], "tpot": plan.figures.tpot_ms[1]}
     nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in limits)
-    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
+    more = "kvlab tune find=replicas says how many devices keep them"
+    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept, and {more}."
 
 
 def _up(value: float) -> str:

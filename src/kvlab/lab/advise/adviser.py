@@ -12,13 +12,14 @@ from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
 from kvlab.lab.advise.changes import Change, left_out, merged
-from kvlab.lab.advise.goal import Goal
+from kvlab.lab.advise.goal import Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, replayed, summary
 from kvlab.lab.advise.search import Plan, Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
 from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, devices_of, here, simulate
 from kvlab.lab.explain.replayed import observe, quiet
+from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
@@ -76,15 +77,19 @@ class Adviser:
 
     def advise(self) -> Advice:
         """The advice."""
-        config, goal, simulations = self.config, self.goal, self.simulations
+        config, simulations = self.config, self.simulations
         self._begin("today's settings")
         today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
         room = self._headroom(today)
         facts = room.facts(config, self.requests, today)
-        search = Search(simulations, self.first, goal, facts, self.devices, self.settings.keep)
+        search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
         tried = search.singles()
+        if self.goal.is_far(today) and all(single.verdict != "better" for single in tried):
+            self.goal, self._best_score = self.goal.by_time(), -math.inf
+            search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
+            tried = search.singles()
         self._begin("changes together")
         left_s = self.settings.minutes * 60 * _CORES - simulations.work_s
         plan = search.plan(tried, max(0, min(_TRIALS, int(left_s / 2 / max(today.work_s, 1e-9)))))
@@ -99,7 +104,7 @@ class Adviser:
         return Advice(
             title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
             traffic=summary(config, self.requests),
-            goal=goal,
+            goal=self.goal,
             chosen_on=self.first.text,
             reported_on=self.second.text,
             today=self._figures(simulations.one({}, self.second)),
@@ -148,13 +153,15 @@ class Adviser:
         """By the ledger, by what the time of requests goes into, and by how long they take alone."""
         config, plan = self.config, plan_run(self.config, self.first.requests)
         blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
-        terms = observe(plan, simulated(plan).steps).terms_ms()
+        log = simulated(plan)
+        terms, load = observe(plan, log.steps).terms_ms(), open_load(config.workload, log.records)
         whole = sum(terms.values())
         return replace(
             replayed(config, self.requests, blocks, self.cores),
             now=today.metrics.get("kv/prefix_hit_rate", 0.0),
             mean_s=today.mean_s,
             alone_s=simulate(config, {}, alone(self.first, _ALONE)).mean_s,
+            overload=None if load is None else load.overload,
             causes={str(cause): ms / whole for cause, ms in terms.items() if whole and ms / whole >= _LEAST_SHARE},
         )
 
@@ -209,6 +216,8 @@ class Adviser:
             notes.append(timing.because)
         if self.first.seconds is not None and len(self.first.requests) < len(self.requests) // 3:
             notes.append(_EMPTY)
+        if self.goal.limits and self.goal.kind is Kind.LATENCY:
+            notes.append("no change alone brings more requests within the limits: their mean time decides")
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
         return (*notes, *self.noted)
