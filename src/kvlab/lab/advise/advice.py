@@ -126,6 +126,7 @@ class Advice:
     worse: tuple[str, ...]
     not_tried: tuple[tuple[str, str], ...]  # settings, and why
     plan: Proposal
+    uneven: Proposal | None  # a plan that was better on both parts, with an error that is larger
     frontier: tuple[Figures, ...]
     sure: str
     simulations: int
@@ -133,14 +134,18 @@ class Advice:
 
     def sentences(self) -> list[str]:
         """The answer."""
-        today, plan, room = self.today, self.plan, self.headroom
+        today, plan, uneven, room = self.today, self.plan, self.uneven, self.headroom
         if plan.settings:
             answer = f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {plan.figures.priced} "
             answer += f"({plan.seen.text} {self.goal.unit})."
         else:
             tried = len(self.no_difference) + len(self.worse)
             answer = f"Change nothing: of {tried} changes none is better by more than its error."
-        if plan.figures.within is not None and plan.figures.within < HOLDS:
+        if uneven is not None:
+            answer += f" {', '.join(uneven.settings)} gained on both parts, too unevenly to be sure: "
+            answer += f"{uneven.figures.goal} ({uneven.seen.text})."
+        is_near = uneven is not None and (uneven.figures.within or 0.0) >= HOLDS
+        if plan.figures.within is not None and plan.figures.within < HOLDS and not is_near:
             answer += f" {unkept(plan, self.proposals, self.goal.limits)}"
         if self.traffic.unknown:
             found = f"what a prefix cache could find is {self.traffic.unknown.partition(':')[0]}"

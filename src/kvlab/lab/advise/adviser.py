@@ -94,9 +94,11 @@ class Adviser:
         left_s = self.settings.minutes * 60 * _CORES - simulations.work_s
         plan = search.plan(tried, max(0, min(_TRIALS, int(left_s / 2 / max(today.work_s, 1e-9)))))
         self._begin("the other part")
-        proposals, planned = self._proposals(tried, plan)
+        proposals, planned, uneven = self._proposals(tried, plan)
         self._begin("devices")
-        frontier = tuple(map(self._figures, search.frontier(plan if planned.settings else {})))
+        changes = [*plan.values(), *(single.change for single in tried)]
+        kept = {change.kind: change for change in changes if change.text in planned.settings}
+        frontier = tuple(map(self._figures, search.frontier(kept)))
         shown = {proposal.text for proposal in proposals}
         others = [single for single in tried if single.gain and single.change.text not in shown]
         refused = [(single.change.text, single.reason) for single in tried if not single.gain]
@@ -115,6 +117,7 @@ class Adviser:
             worse=tuple(single.change.text for single in others if single.verdict == "worse"),
             not_tried=(*left_out(self.devices), *refused),
             plan=planned,
+            uneven=uneven,
             frontier=frontier,
             sure=self._sure(),
             simulations=simulations.count,
@@ -168,9 +171,10 @@ class Adviser:
     def _figures(self, outcome: Outcome) -> Figures:
         return Figures.of(outcome, self.goal, self.settings.price_per_hour)
 
-    def _proposals(self, tried: Sequence[Tried], plan: Plan) -> tuple[list[Proposal], Proposal]:
-        """Changes that are better on both parts, and a layout that does the same with fewer devices; and the plan,
-        which is nothing where it is not better on the other part too.
+    def _proposals(self, tried: Sequence[Tried], plan: Plan) -> tuple[list[Proposal], Proposal, Proposal | None]:
+        """Changes that are better by more than their error, and a layout that does the same with fewer devices; the
+        plan, which is the best of these, or nothing, where it is not so itself; and then a plan that was better on
+        both parts, so unevenly that its error is larger.
         """
         better = [single.change for single in tried if single.verdict == "better"][:_SHOWN]
         fewer = [single.change for single in tried if self._saves(single)][:1]
@@ -187,11 +191,13 @@ class Adviser:
             None if other.error else proposal(kind, changes, outcome, other)
             for (kind, changes), outcome, other in zip(several, outcomes, others, strict=True)
         ]
-        if planned is None or planned.again.verdict != "better":
-            planned = proposal(PLAN, [], today, later)
         kept = [each for each in found[: len(better)] if each and each.seen.verdict == "better"]
+        uneven = None
+        if planned is None or planned.seen.verdict != "better":
+            uneven = planned if planned and planned.again.verdict == "better" else None
+            planned = replace(kept[0], kind=PLAN) if kept else proposal(PLAN, [], today, later)
         kept += [each for each in found[len(better) :] if each and each.seen.verdict != "worse"]
-        return kept, planned
+        return kept, planned, uneven
 
     def _saves(self, single: Tried) -> bool:
         """Whether a change does the same with fewer devices."""
