@@ -204,6 +204,7 @@ Feature: Fleets
       And the replicas of its requests are "0 0 0 0 0 0 0 1 0 1 0 1"
       And its scaling.parquet says "1.0 start 1"
       And its metrics have 1 as "fleet/started"
+      And its energy is that of "fleet/replicas_mean" replicas of 72 W
 
     @R28.17
     Scenario: Of a split those that decode start and stop
