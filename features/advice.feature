@@ -81,6 +81,13 @@ Feature: Advice
     Then it ends with status 0
     And it names limits that the plan would keep
 
+  @R30.8
+  Scenario: Service levels that no change comes near to, of more traffic than is served
+    When I ask for advice on "workload.num_requests=80 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2"
+    Then it ends with status 0
+    And it says "Overloaded: "
+    And it says "no change alone brings more requests within the limits: their mean time decides"
+    And the plan is better on both parts than today's settings
   @R30.9
   Scenario Outline: The case of <case>
     Then the page of <case> has its commands, what they printed, its pictures, and what one should not conclude

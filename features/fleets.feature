@@ -22,8 +22,9 @@ Feature: Fleets
 
     @R28.2
     Scenario: The same settings give the same records
-      When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.arrival=poisson workload.rate=5 fleet.replicas=3 fleet.router=precise" on a tiny model twice
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.arrival=poisson workload.rate=5 fleet.replicas=3 fleet.router=precise workload.system_len=16 figures=true" on a tiny model twice
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
+      And both runs have the same prefixes.parquet and figures/hover.html, byte for byte
 
   Rule: A router knows what its view tells it, which may be late or lost
 
@@ -203,6 +204,7 @@ Feature: Fleets
       And the replicas of its requests are "0 0 0 0 0 0 0 1 0 1 0 1"
       And its scaling.parquet says "1.0 start 1"
       And its metrics have 1 as "fleet/started"
+      And its energy is that of "fleet/replicas_mean" replicas of 72 W
 
     @R28.17
     Scenario: Of a split those that decode start and stop

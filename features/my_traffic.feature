@@ -73,6 +73,28 @@ Feature: Traffic of one's own
         | any order, and sorted       | 7,9,3; 5,7,1; 6.5,8,2                                                                         | sort=true |
 
     @R27.2
+    Scenario Outline: Of a table <what> need not be said
+      Given a file "own.csv" with "<names>" and <rows>
+      When I import "own.csv"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "24 prompt tokens, 6 output tokens"
+
+      Examples:
+        | what                        | names                                    | rows                                                    |
+        | how words are written       | Time,Prompt Tokens,Completion-Tokens     | 5,7,1; 6.5,8,2; 7,9,3                                   |
+        | the unit that a name says   | output_tokens,timestamp_ms,prompt_tokens | 1,1700000000000,7; 2,1700000001500,8; 3,1700000002000,9 |
+        | what divides cells          | time;input_tokens;output_tokens          | 5;7;1; 6.5;8;2; 7;9;3                                   |
+        | which of two is the time    | date,time,input_tokens,output_tokens     | 2026-11-16,5,7,1; 2026-11-16,6.5,8,2; 2026-11-16,7,9,3  |
+
+    @R27.2
+    Scenario: What of a table is not used is said
+      Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,0; 2,8,3
+      When I import "own.csv"
+      Then the command succeeds
+      And the message says "without output tokens, so that runs leave them out: 1"
+      And the message says "not read: when; columns.arrival=NAME and others say what a column has"
+
+    @R27.2
     Scenario Outline: <what> is refused
       Given a file "own.csv" with "<names>" and <rows>
       When I import "own.csv" with "<settings>"
@@ -82,6 +104,8 @@ Feature: Traffic of one's own
       Examples:
         | what                       | names              | rows             | settings | message |
         | A file of no known format  | a,b                | 1,2              | sort=false | format=auto: that of ...own.csv is not recognised; known: aiperf, azure |
+        | A file of unknown columns  | a,b                | 1,2              | sort=false | (kvlab import --help); it begins with a,b |
+        | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
         | A column that is not there | a,b                | 1,2              | columns.prompt_tokens=in | columns.prompt_tokens=in: the file has no such column; it has a, b |
         | A time in another unit     | time,prompt_tokens | 1700000000000,7  | sort=false | 1700000000000 is no time in seconds; set unit=ms if it is |
         | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |

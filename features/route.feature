@@ -63,6 +63,7 @@ Feature: A proxy before several servers
         | Events that nobody reads   | m m    | events=[tcp://a,tcp://b]                    | are not read by fleet.router=round_robin |
         | A simulated fleet's delays | m m    | fleet.events_ms=5                           | fleet.events_ms=5.0: is of simulated fleets; a proxy has fleet.router |
         | An unknown router          | m m    | fleet.router=best                           | fleet.router=best |
+        | Another router in a replay | m m    | fleet.router=random replay=decisions.jsonl  | fleet.router=random: is as decisions.jsonl has it; leave it out |
         | An unknown setting         | m m    | fleet.rooter=best                           | fleet.rooter=best: unknown; did you mean fleet.router? |
 
   Rule: What had not begun is not lost, and nothing is answered twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pytest_bdd import parsers, then
 
 from features.steps.explain_steps import figures_of
@@ -56,6 +57,13 @@ def has_whole_cache(commands: list[Command], value: int, name: str) -> None:
 def has_metric(commands: list[Command], value: str, name: str) -> None:
     found = commands[-1].summary["metrics"].get(name)
     assert found == (None if value == "nothing" else float(value))
+
+
+@then(parsers.parse('its energy is that of "{name}" replicas of {watts:d} W'))
+def has_energy(commands: list[Command], name: str, watts: int) -> None:
+    metrics = commands[-1].summary["metrics"]
+    joules = metrics[name] * watts * metrics["duration_s"]
+    assert metrics["energy/output_token_j_most"] == pytest.approx(joules / metrics["tokens/output"])
 
 
 @then("both runs have the same output tokens")

@@ -8,7 +8,8 @@ import pytest
 
 from kvlab.config.fleet import FleetConfig
 from kvlab.core import Request, SamplingParams
-from kvlab.fleet.hot_prefixes import hot_prefixes
+from kvlab.fleet.hot_prefixes import HotPrefix, hot_prefixes
+from kvlab.kv.content_log import Removed, Stored
 from kvlab.lab.figures.points import Point
 from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
 from kvlab.lab.results.fleet import prefixes_table
@@ -44,6 +45,18 @@ def test_it_is_kept_where_they_are_and_from_when_on() -> None:
     assert shares is not None
     assert [row[-1] for row in shares] == [100, 100]
     assert [row[200] for row in shares] == [100, 0]
+
+
+def test_what_one_step_evicts_is_kept_in_the_order_of_its_events() -> None:
+    keys = [bytes([number]) * 16 for number in range(12)]
+    hot = [HotPrefix(4, 2, [key]) for key in keys]
+    fleet = fleet_of(FleetConfig(replicas=2), hot=hot, is_open=True)
+    holdings = fleet.holdings
+    assert holdings is not None
+    holdings._take(0, [Stored(keys, None, [], 0, None, list(range(12)))], 0.0, 0.0)
+    holdings._take(0, [Removed(keys, 0)], 1.0, 1.0)
+    holdings.until(1.0)
+    assert [held.prefix for held in holdings.history] == [*range(12), *range(12)]
 
 
 def test_routers_are_drawn_against_the_ceiling() -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.advise.advice import PLAN, Figures, Proposal, unkept
+from kvlab.lab.advise.adviser import Adviser
 from kvlab.lab.advise.changes import Change, Price, TrafficFacts, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal, Kind
 from kvlab.lab.advise.search import Tried, ranked
 from kvlab.lab.advise.segments import alone, halves
+from kvlab.lab.advise.settings import AdviseSettings
 from kvlab.lab.advise.simulations import Outcome
 from kvlab.simulation.accuracy import PAIRS
 from tests.support.plans import composed
@@ -130,7 +133,25 @@ class TestLimitsThatThePlanDoesNotKeep:
         assert self.said(0.995) == "b=2 alone keeps the limits for 99 % (costs quality), the plan does not."
 
     def test_else_limits_that_it_would_keep(self) -> None:
-        assert self.said(0.98) == "Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept."
+        said = self.said(0.98)
+        assert said.startswith("Nothing that was tried keeps the limits for 99 %; slo.tpot_ms=12 would be kept")
+
+
+def test_a_plan_whose_gains_differ_by_more_than_they_are_is_none_and_is_named() -> None:
+    class Fake:
+        @staticmethod
+        def run(settings: list[dict[str, int]], segment: str) -> list[Outcome]:
+            ms = {"first": 100.0, "second": 900.0}[segment]
+            return [outcome([ms if each else 1000.0] * 20) for each in settings]
+
+    adviser: Any = object.__new__(Adviser)
+    adviser.simulations, adviser.goal, adviser.settings = Fake, goal(Kind.LATENCY), AdviseSettings()
+    adviser.first, adviser.second, adviser.words = "first", "second", []
+    proposals, planned, uneven = adviser._proposals([], {"a": Change("a", {"kv.block_size": 32})})
+    assert (proposals, planned.settings) == ([], ())
+    assert uneven.settings == ("kv.block_size=32",)
+    assert uneven.again.verdict == "better"
+    assert uneven.seen.low < 0
 
 
 def test_commands_that_try_a_change_hide_secrets_and_drop_what_it_replaces() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import kvlab.cli.advise
 import kvlab.cli.report
 import kvlab.cli.run
 import kvlab.cli.tune
+from kvlab.lab.advise.adviser import Adviser
 from kvlab.lab.run import execute as execution
 from tests.support.commands import TINY, Command, Lab, call
 from tests.support.disk import disk, largest_file
@@ -219,6 +221,32 @@ class TestASearch:
         ended = self.search()
         assert ended.code == 2
         is_told(ended, "found", "error: ")
+
+
+class TestAdvice:
+    """kvlab advise, of a few requests on a simulated device."""
+
+    @staticmethod
+    def advise(*overrides: str) -> Command:
+        few = "hardware=l4 model=qwen3_tiny model.max_seq_len=256 workload.num_requests=20 workload.prompt_len=20"
+        words = [*few.split(), "workload.output_len=4", "minutes=0.1", "keep=kv.dtype,executor.weights"]
+        return call(kvlab.cli.advise.main, *words, "output=advice", "tracking=off", *overrides)
+
+    def test_whose_files_cannot_be_written_is_printed(self, lab: Lab) -> None:
+        with disk(lab.base / "advice", match=r"simulations|advice\.(json|html)"):
+            ended = self.advise()
+        assert ended.code == 1
+        is_told(ended, "Today: ", "how sure: ", "simulations.jsonl, advice.json, advice.html: cannot be written: ")
+        assert "page: " not in ended.output
+
+    def test_that_is_interrupted_says_that_it_goes_on(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stopped(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Adviser, "advise", stopped)
+        ended = self.advise()
+        assert ended.code == 130
+        is_told(ended, "interrupted: what was simulated is kept; the same command goes on from there")
 
 
 class TestEveryWrite:

@@ -105,6 +105,7 @@ def test_who_may_drain_and_what(stack: ExitStack) -> None:
     for wrong in ("", "?upstream=1", "?upstream=-1", "?upstream=x"):
         answer = httpx.post(f"{url}/drain{wrong}")
         assert (answer.status_code, "/drain?upstream=N, 0 to 0" in answer.text) == (400, True)
+        assert answer.json()["error"]["type"] == "invalid_request_error"
     assert httpx.get(f"{url}/health").status_code == 200
     httpx.post(f"{url}/drain?upstream=0")
     assert httpx.get(f"{url}/health").status_code == 503

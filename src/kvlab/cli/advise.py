@@ -16,13 +16,14 @@ within the error are no difference. The same command goes on where it was stoppe
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
-from kvlab.errors import CapacityError, ConfigError
+from kvlab.errors import CapacityError, ConfigError, OutputError
 from kvlab.lab.advise.settings import REFUSED, AdviseSettings
 
 if TYPE_CHECKING:
@@ -121,7 +122,16 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
     raise ConfigError("devices", most, f"are too few: {problem}")
 
 
-def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tuple[Advice, RunConfig, Path]:
+class _Answer(NamedTuple):
+    """Advice, of which configuration, where its files go, and which of them cannot be written."""
+
+    advice: Advice
+    config: RunConfig
+    directory: Path
+    errors: list[OutputError]
+
+
+def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> _Answer:
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from kvlab import __version__
@@ -150,7 +160,8 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> tu
         spread = partial(launched, words=launcher, directory=directory / "launched") if launcher else None
         noted = [layout] if layout else []
         file = directory / "simulations.jsonl"
-        return Adviser(config, words, settings, file, told, spread, noted).advise(), config, directory
+        adviser = Adviser(config, words, settings, file, told, spread, noted)
+        return _Answer(adviser.advise(), config, directory, adviser.simulations.unwritten)
 
 
 @command(__doc__, AdviseSettings, bare=False)
@@ -159,18 +170,27 @@ def main(settings: AdviseSettings, words: list[str]) -> int:
     from kvlab.lab.advise.page import write_page
     from kvlab.lab.advise.text import show
     from kvlab.lab.advise.tracked import track
-    from kvlab.lab.files import write_text
+    from kvlab.lab.files import attempt, sentences, write_text
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)
-    advice, config, directory = _advice(settings, words, console)
-    text = json.dumps(advice.as_dict(), indent=2)
-    write_text(directory / "advice.json", text + "\n")
-    write_page(advice, directory / "advice.html")
+    try:
+        advice, config, directory, errors = _advice(settings, words, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was simulated is kept; the same command goes on from there")
+        return 130
+    text, page = json.dumps(advice.as_dict(), indent=2), directory / "advice.html"
     if settings.json:
         print(text)
     else:
         show(advice, console)
-        console.print(f"page: {directory / 'advice.html'}", soft_wrap=True)
+    with attempt(errors):
+        write_text(directory / "advice.json", text + "\n")
+    with attempt(errors):
+        write_page(advice, page)
+        if not settings.json:
+            console.print(f"page: {page}", soft_wrap=True)
     track(advice, config, directory)
-    return 0
+    for sentence in sentences(errors):
+        print(f"warning: {sentence}", file=sys.stderr)
+    return 1 if errors else 0

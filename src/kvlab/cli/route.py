@@ -51,6 +51,8 @@ class RouteCommandSettings:
     def __post_init__(self) -> None:
         at_least("health_s", self.health_s, 0.01)
         if self.replay is not None:
+            for name, value in self._changed():
+                raise ConfigError(f"fleet.{name}", value, f"is as {self.replay} has it; leave it out")
             return
         if not self.upstreams or not all(url.startswith(("http://", "https://")) for url in self.upstreams):
             text = "must be URLs, such as [http://127.0.0.1:8000,http://127.0.0.1:8001]"
@@ -58,12 +60,16 @@ class RouteCommandSettings:
         self.upstreams = [url.rstrip("/") for url in self.upstreams]
         if len(set(self.upstreams)) < len(self.upstreams):
             raise ConfigError("upstreams", ",".join(self.upstreams), "names a server twice")
-        usual = FleetConfig()
-        for own in fields(FleetConfig):
-            value = getattr(self.fleet, own.name)
-            if own.name not in _OF_PROXIES and value != getattr(usual, own.name):
+        for name, value in self._changed():
+            if name not in _OF_PROXIES:
                 text = f"is of simulated fleets; a proxy has fleet.{', fleet.'.join(_OF_PROXIES)}"
-                raise ConfigError(f"fleet.{own.name}", value, text)
+                raise ConfigError(f"fleet.{name}", value, text)
+
+    def _changed(self) -> list[tuple[str, object]]:
+        """Settings of the fleet that are not as usual."""
+        usual = FleetConfig()
+        values = [(own.name, getattr(self.fleet, own.name)) for own in fields(FleetConfig)]
+        return [(name, value) for name, value in values if value != getattr(usual, name)]
 
 
 @command(__doc__, RouteCommandSettings, bare=False, alone=True)

@@ -95,25 +95,26 @@ class Holdings:
 
     def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
         """What events of one step come to: some contents go, then others come."""
-        gone, added = set[Key](), dict[Key, int | None]()
+        gone, added = dict[Key, None](), dict[Key, int | None]()  # in order: that of a set differs by process
         for event in events:
             if isinstance(event, Cleared):
-                gone |= {key for key, holders in self.holders.items() if replica in holders}
-                gone.update(key for *_, other, blocks in self._coming if other == replica for key in blocks)
+                gone |= dict.fromkeys(key for key, holders in self.holders.items() if replica in holders)
+                coming = (blocks for *_, other, blocks in sorted(self._coming) if other == replica)
+                gone |= dict.fromkeys(key for blocks in coming for key in blocks)
                 added = {}
             elif event.group:
                 continue
             elif isinstance(event, Stored):
                 added |= zip(event.keys, event.blocks, strict=True)
             else:
-                gone.update(event.keys)
+                gone |= dict.fromkeys(event.keys)
                 added = {key: block for key, block in added.items() if key not in gone}
         if gone:
             for when_s, _, other, blocks in self._coming:
                 if other == replica and when_s > begin_s:  # it was lost before it was there
-                    for key in gone.intersection(blocks):
+                    for key in gone.keys() & blocks.keys():
                         del blocks[key]
-            self._push(begin_s, replica, dict.fromkeys(gone))
+            self._push(begin_s, replica, dict[Key, int | None](gone))
         if added:
             self._push(end_s, replica, added)
 

@@ -65,6 +65,7 @@ class _Counts:
     output: int = 0
     timed: int = 0
     answered: int = 0
+    without: int = 0  # an output: 0 tokens
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -87,6 +88,7 @@ class _Counts:
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
             self.answered += request.output_tokens is not None
+            self.without += request.output_tokens == 0
             yield request
 
     @property
@@ -141,7 +143,13 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
             raise WorkloadError(
                 f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
             )
-    return Imported(path, kind.what, counts.text, tuple(UNKNOWN[name] for name in names), _command(path, names))
+    said = [UNKNOWN[name] for name in names]
+    if counts.without:
+        said.append(f"without output tokens, so that runs leave them out: {counts.without:,}")
+    if importer.unread:
+        unread = ", ".join(map(shown, importer.unread))
+        said.append(f"not read: {unread}; columns.arrival=NAME and others say what a column has")
+    return Imported(path, kind.what, counts.text, tuple(said), _command(path, names))
 
 
 def _target(file: str, settings: ImportSettings) -> Path:
@@ -199,9 +207,11 @@ def _recognised(file: str, head: str) -> type[Importer]:
     for name in sorted(names, key=lambda name: name == "table"):  # which knows least of its files
         if IMPORTERS.get(name).recognises(head):
             return IMPORTERS.get(name)
+    if not head.strip():
+        raise WorkloadError(f"{shown(file)}: holds no request")
     text = f"that of {shown(file)} is not recognised; known: {', '.join(names)}; of a table of your own set"
     text += " columns.prompt_tokens=NAME and others (kvlab import --help)"
-    raise ConfigError("format", "auto", text)
+    raise ConfigError("format", "auto", f"{text}; it begins with {shown(head.strip().splitlines()[0])}")
 
 
 def read_key(file: str | None) -> bytes:

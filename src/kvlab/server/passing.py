@@ -47,7 +47,8 @@ async def begun(request: web.Request, answer: aiohttp.ClientResponse) -> web.Str
 
 def refusal(status: int, message: str) -> web.Response:
     """An error of our own, in OpenAI's form."""
-    about = {"message": message, "type": "server_error", "param": None, "code": status}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    about = {"message": message, "type": kind, "param": None, "code": status}
     return web.json_response({"error": about}, status=status)
 
 

@@ -88,10 +88,10 @@ def decoded(line: bytes) -> str:
         raise ValueError(f"it is not UTF-8 text (byte {error.start + 1})") from error
 
 
-def csv_cells(line: bytes) -> list[str]:
+def csv_cells(line: bytes, delimiter: str = ",") -> list[str]:
     """The cells of a line of a CSV file, without spaces around them. Raises ValueError, saying what is wrong."""
     try:
-        return [cell.strip() for cell in next(csv.reader([decoded(line)], strict=True))]
+        return [cell.strip() for cell in next(csv.reader([decoded(line)], delimiter=delimiter, strict=True))]
     except csv.Error as error:
         raise ValueError(str(error)) from error
 

@@ -126,6 +126,7 @@ class Advice:
     worse: tuple[str, ...]
     not_tried: tuple[tuple[str, str], ...]  # settings, and why
     plan: Proposal
+    uneven: Proposal | None  # a plan that was better on both parts, with an error that is larger
     frontier: tuple[Figures, ...]
     sure: str
     simulations: int
@@ -133,14 +134,18 @@ class Advice:
 
     def sentences(self) -> list[str]:
         """The answer."""
-        today, plan, room = self.today, self.plan, self.headroom
+        today, plan, uneven, room = self.today, self.plan, self.uneven, self.headroom
         if plan.settings:
             answer = f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {plan.figures.priced} "
             answer += f"({plan.seen.text} {self.goal.unit})."
         else:
             tried = len(self.no_difference) + len(self.worse)
             answer = f"Change nothing: of {tried} changes none is better by more than its error."
-        if plan.figures.within is not None and plan.figures.within < HOLDS:
+        if uneven is not None:
+            answer += f" {', '.join(uneven.settings)} gained on both parts, too unevenly to be sure: "
+            answer += f"{uneven.figures.goal} ({uneven.seen.text})."
+        is_near = uneven is not None and (uneven.figures.within or 0.0) >= HOLDS
+        if plan.figures.within is not None and plan.figures.within < HOLDS and not is_near:
             answer += f" {unkept(plan, self.proposals, self.goal.limits)}"
         if self.traffic.unknown:
             found = f"what a prefix cache could find is {self.traffic.unknown.partition(':')[0]}"
@@ -150,6 +155,8 @@ class Advice:
             found = "prompts have nothing in common that a cache could find"
         times = f"a request takes {room.mean_s:.3g} s, and {room.alone_s:.3g} s alone on these devices"
         now = f"Today: {today.goal} on {today.priced} ({today.latencies})."
+        if room.overload:
+            now += f" {room.overload.capitalize()}."
         return [now, answer, f"Headroom: {found}; {times}."]
 
     def as_dict(self) -> dict[str, Any]:
@@ -174,7 +181,8 @@ def unkept(plan: Proposal, proposals: Iterable[Proposal], limits: Iterable[str])
             return f"{each.text} alone keeps the limits for 99 % (costs {each.cost}), the plan does not."
     levels = {"ttft": plan.figures.ttft_ms[1], "tpot": plan.figures.tpot_ms[1]}
     nearest = " and ".join(f"slo.{name}_ms={_up(levels[name])}" for name in limits)
-    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept."
+    more = "kvlab tune find=replicas says how many devices keep them"
+    return f"Nothing that was tried keeps the limits for 99 %; {nearest} would be kept, and {more}."
 
 
 def _up(value: float) -> str:

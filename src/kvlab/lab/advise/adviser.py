@@ -12,13 +12,14 @@ from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
 from kvlab.lab.advise.changes import Change, left_out, merged
-from kvlab.lab.advise.goal import Goal
+from kvlab.lab.advise.goal import Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, replayed, summary
 from kvlab.lab.advise.search import Plan, Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
 from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, devices_of, here, simulate
 from kvlab.lab.explain.replayed import observe, quiet
+from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.requests import requests_of
@@ -76,22 +77,28 @@ class Adviser:
 
     def advise(self) -> Advice:
         """The advice."""
-        config, goal, simulations = self.config, self.goal, self.simulations
+        config, simulations = self.config, self.simulations
         self._begin("today's settings")
         today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
         room = self._headroom(today)
         facts = room.facts(config, self.requests, today)
-        search = Search(simulations, self.first, goal, facts, self.devices, self.settings.keep)
+        search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
         tried = search.singles()
+        if self.goal.is_far(today) and all(single.verdict != "better" for single in tried):
+            self.goal, self._best_score = self.goal.by_time(), -math.inf
+            search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
+            tried = search.singles()
         self._begin("changes together")
         left_s = self.settings.minutes * 60 * _CORES - simulations.work_s
         plan = search.plan(tried, max(0, min(_TRIALS, int(left_s / 2 / max(today.work_s, 1e-9)))))
         self._begin("the other part")
-        proposals, planned = self._proposals(tried, plan)
+        proposals, planned, uneven = self._proposals(tried, plan)
         self._begin("devices")
-        frontier = tuple(map(self._figures, search.frontier(plan if planned.settings else {})))
+        changes = [*plan.values(), *(single.change for single in tried)]
+        kept = {change.kind: change for change in changes if change.text in planned.settings}
+        frontier = tuple(map(self._figures, search.frontier(kept)))
         shown = {proposal.text for proposal in proposals}
         others = [single for single in tried if single.gain and single.change.text not in shown]
         refused = [(single.change.text, single.reason) for single in tried if not single.gain]
@@ -99,7 +106,7 @@ class Adviser:
         return Advice(
             title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
             traffic=summary(config, self.requests),
-            goal=goal,
+            goal=self.goal,
             chosen_on=self.first.text,
             reported_on=self.second.text,
             today=self._figures(simulations.one({}, self.second)),
@@ -110,6 +117,7 @@ class Adviser:
             worse=tuple(single.change.text for single in others if single.verdict == "worse"),
             not_tried=(*left_out(self.devices), *refused),
             plan=planned,
+            uneven=uneven,
             frontier=frontier,
             sure=self._sure(),
             simulations=simulations.count,
@@ -148,22 +156,25 @@ class Adviser:
         """By the ledger, by what the time of requests goes into, and by how long they take alone."""
         config, plan = self.config, plan_run(self.config, self.first.requests)
         blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
-        terms = observe(plan, simulated(plan).steps).terms_ms()
+        log = simulated(plan)
+        terms, load = observe(plan, log.steps).terms_ms(), open_load(config.workload, log.records)
         whole = sum(terms.values())
         return replace(
             replayed(config, self.requests, blocks, self.cores),
             now=today.metrics.get("kv/prefix_hit_rate", 0.0),
             mean_s=today.mean_s,
             alone_s=simulate(config, {}, alone(self.first, _ALONE)).mean_s,
+            overload=None if load is None else load.overload,
             causes={str(cause): ms / whole for cause, ms in terms.items() if whole and ms / whole >= _LEAST_SHARE},
         )
 
     def _figures(self, outcome: Outcome) -> Figures:
         return Figures.of(outcome, self.goal, self.settings.price_per_hour)
 
-    def _proposals(self, tried: Sequence[Tried], plan: Plan) -> tuple[list[Proposal], Proposal]:
-        """Changes that are better on both parts, and a layout that does the same with fewer devices; and the plan,
-        which is nothing where it is not better on the other part too.
+    def _proposals(self, tried: Sequence[Tried], plan: Plan) -> tuple[list[Proposal], Proposal, Proposal | None]:
+        """Changes that are better by more than their error, and a layout that does the same with fewer devices; the
+        plan, which is the best of these, or nothing, where it is not so itself; and then a plan that was better on
+        both parts, so unevenly that its error is larger.
         """
         better = [single.change for single in tried if single.verdict == "better"][:_SHOWN]
         fewer = [single.change for single in tried if self._saves(single)][:1]
@@ -180,11 +191,13 @@ class Adviser:
             None if other.error else proposal(kind, changes, outcome, other)
             for (kind, changes), outcome, other in zip(several, outcomes, others, strict=True)
         ]
-        if planned is None or planned.again.verdict != "better":
-            planned = proposal(PLAN, [], today, later)
         kept = [each for each in found[: len(better)] if each and each.seen.verdict == "better"]
+        uneven = None
+        if planned is None or planned.seen.verdict != "better":
+            uneven = planned if planned and planned.again.verdict == "better" else None
+            planned = replace(kept[0], kind=PLAN) if kept else proposal(PLAN, [], today, later)
         kept += [each for each in found[len(better) :] if each and each.seen.verdict != "worse"]
-        return kept, planned
+        return kept, planned, uneven
 
     def _saves(self, single: Tried) -> bool:
         """Whether a change does the same with fewer devices."""
@@ -209,6 +222,8 @@ class Adviser:
             notes.append(timing.because)
         if self.first.seconds is not None and len(self.first.requests) < len(self.requests) // 3:
             notes.append(_EMPTY)
+        if self.goal.limits and self.goal.kind is Kind.LATENCY:
+            notes.append("no change alone brings more requests within the limits: their mean time decides")
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
         return (*notes, *self.noted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -16,6 +16,7 @@ from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import PairErrors, pair_errors
 
 HOLDS = 0.99  # share of requests within the limits
+_FAR = 0.5  # share below which requests are so late that a change may help all and bring none within
 # Of the bootstrap over blocks of consecutive requests: fewer blocks are longer than a request takes, and neighbours
 # that are there together fare alike.
 _BLOCKS, _DRAWS, _INTERVAL = 10, 400, (5, 95)
@@ -91,8 +92,16 @@ class Goal:
         return float(within.mean()) if len(within) else 0.0
 
     def holds(self, outcome: Outcome) -> bool:
-        """Whether the limits are kept."""
-        return self.kind is Kind.LEVELS and not outcome.error and self.share_within(outcome) >= HOLDS
+        """Whether the limits, if any, are kept."""
+        return bool(self.limits) and not outcome.error and self.share_within(outcome) >= HOLDS
+
+    def is_far(self, outcome: Outcome) -> bool:
+        """Whether requests within the limits are too few to tell which change is better."""
+        return self.kind is Kind.LEVELS and self.share_within(outcome) < _FAR
+
+    def by_time(self) -> Goal:
+        """The same limits, where the time of requests tells what comes nearer to them."""
+        return replace(self, kind=Kind.LATENCY)
 
     def score(self, outcome: Outcome) -> float:
         """More is better. Of two that keep as many limits the faster one is better."""
@@ -106,10 +115,12 @@ class Goal:
 
     def figure(self, outcome: Outcome) -> str:
         """The figure, in words."""
+        within = f"{100 * self.share_within(outcome):.1f} % within"
         if self.kind is Kind.LEVELS:
-            return f"{100 * self.share_within(outcome):.1f} % within"
+            return within
         if self.kind is Kind.LATENCY:
-            return f"{outcome.mean_s:,.3g} s a request"
+            time = f"{outcome.mean_s:,.3g} s a request"
+            return f"{within}, {time}" if self.limits else time
         return f"{outcome.tokens_per_s:,.0f} tokens/s"
 
     def gain(self, before: Outcome, after: Outcome) -> Gain:

@@ -85,6 +85,7 @@ class Headroom:
     mean_s: float = 0.0
     alone_s: float = 0.0
     causes: Mapping[str, float] = field(default_factory=dict)  # shares of the time of all requests
+    overload: str | None = None  # that today's settings do not keep up, in words
 
     @property
     def policies(self) -> dict[str, float]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvlab.lab.advise.advice import Advice
-from kvlab.lab.advise.goal import Kind
 from kvlab.lab.advise.text import change_rows, frontier_rows
 from kvlab.lab.files import write_text
 from kvlab.lab.prefix_replay.replay import BELADY
@@ -53,10 +52,9 @@ def _devices(advice: Advice) -> tuple[str, list[Bar]] | None:
     """What so many devices give; None: there are no others."""
     if len(advice.frontier) < 2:
         return None
-    is_levels = advice.goal.kind is Kind.LEVELS
-    what, text = (
-        ("goodput, requests per second", "{:,.2f}") if is_levels else ("output tokens per second", "{:,.0f}")
-    )
+    what, text = "output tokens per second", "{:,.0f}"
+    if advice.goal.limits:
+        what, text = "goodput, requests per second", "{:,.2f}"
     values = {
         f"{row.devices}": row.tokens_per_s if row.goodput_per_s is None else row.goodput_per_s
         for row in advice.frontier

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from kvlab.config import RunConfig
 from kvlab.config.groups import with_settings
 from kvlab.core import RequestRecord
-from kvlab.errors import KvlabError
+from kvlab.errors import KvlabError, OutputError
 from kvlab.lab.advise.segments import Segment
+from kvlab.lab.files import attempt, writing
 from kvlab.lab.processes import in_processes
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.run.plan import plan_run
@@ -110,7 +111,9 @@ def here(cores: int) -> Spread:
 
 
 class Simulations:
-    """What was simulated of today's configuration with other settings. `on_end` is told of each that ends."""
+    """What was simulated of today's configuration with other settings. `on_end` is told of each that ends. Where
+    the file cannot be written, why is in `unwritten`, and the same command simulates again.
+    """
 
     def __init__(
         self, config: RunConfig, file: Path, spread: Spread, on_end: Callable[[Outcome], None] = lambda _: None
@@ -118,6 +121,7 @@ class Simulations:
         self.config, self._file, self._spread, self._on_end = config, file, spread, on_end
         self._known = _read(file)
         self._asked: dict[str, None] = {}  # in order, for the same sum of their work
+        self.unwritten: list[OutputError] = []
 
     @property
     def count(self) -> int:
@@ -138,12 +142,18 @@ class Simulations:
         config = self.config  # alone: all that the work has goes with it to other machines
         for key, outcome in self._spread(lambda key: simulate(config, tasks[key], segment), missing):
             self._known[key] = outcome
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"task": key, **asdict(outcome)}, default=np.ndarray.tolist) + "\n")
+            self._keep(key, outcome)
             self._on_end(outcome)
         self._asked |= dict.fromkeys(keys)
         return [self._known[key] for key in keys]
+
+    def _keep(self, key: str, outcome: Outcome) -> None:
+        if self.unwritten:
+            return
+        with attempt(self.unwritten), writing(self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"task": key, **asdict(outcome)}, default=np.ndarray.tolist) + "\n")
 
     def one(self, settings: Settings, segment: Segment) -> Outcome:
         """A single one."""

@@ -136,17 +136,20 @@ def pareto_hover(points: Sequence[Point]) -> Any:
     return figure
 
 
-def embedded(figure: Any, *, script: bool = False) -> str:
-    """A figure as part of a page, with plotly.js (some 4.7 MB) where `script` is set."""
+def embedded(figure: Any, number: int, *, script: bool = False) -> str:
+    """A figure as part of a page, with plotly.js (some 4.7 MB) where `script` is set. `number`: which one of the
+    page it is, and not one drawn at random, so that the same figures are the same page.
+    """
     options = {"responsive": True, "displaylogo": False}
-    return str(figure.to_html(full_html=False, include_plotlyjs=script, config=options))
+    name = f"figure-{number}"
+    return str(figure.to_html(full_html=False, include_plotlyjs=script, config=options, div_id=name))
 
 
 def page(heading: str, figures: Iterable[Any], notes: Iterable[str] = ()) -> str:
     """One HTML page with these figures and plotly.js, so that it opens anywhere: in a tracking store's page no
     script beside it would be found.
     """
-    parts = [embedded(figure, script=number == 0) for number, figure in enumerate(figures)]
+    parts = [embedded(figure, number, script=number == 0) for number, figure in enumerate(figures)]
     parts += [f"<p>{escape(note)}</p>" for note in notes]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>'

@@ -30,7 +30,7 @@ def add_figures(report: Report, wanted: Sequence[str] = ()) -> None:
             report.images.append(Image(name, group, file.getvalue()))
         for name, figure in interactive.items():
             title = figures.title_of(name) + (f": {group}" if group else "")
-            report.interactive.append((title, embedded(figure)))
+            report.interactive.append((title, embedded(figure, len(report.interactive))))
 
     if len(report.groups) > 1:
         runs = [run for group in report.groups for run in (*group.runs, *group.left_out)]

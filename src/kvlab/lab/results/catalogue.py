@@ -97,8 +97,9 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("throughput/requests_per_s", "completed requests", "req/s",
                "`requests/completed` / `duration_s`", SPEED),
         Metric("energy/output_token_j_most", "energy of an output token, at most", "J",
-               "devices x `hardware.power_watts` (of the data sheet) x `duration_s` / `tokens/output`: an upper "
-               "bound, of simulated devices without their hosts; divided by 3.6, kWh of a million tokens",
+               "devices (with `fleet.scale` those that are there) x `hardware.power_watts` (of the data sheet) x "
+               "`duration_s` / `tokens/output`: an upper bound, of simulated devices without their hosts; "
+               "divided by 3.6, kWh of a million tokens",
                COST, 3, True, optional=True),
         Metric("efficiency/roofline_share", "of what the machine could do", "%",
                "the least time that the run's steps could take on this machine / the time they took, see below; "

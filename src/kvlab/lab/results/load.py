@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from kvlab.config import WorkloadConfig
 from kvlab.core import RequestRecord
 
 _FEWEST = 16  # requests: of fewer nothing can be told
@@ -48,14 +49,20 @@ class OfferedLoad:
         """Whether it can be told: see `is_overloaded`."""
         return 2 * self.arrivals >= _FEWEST and self.typical_s <= 0.5 * self.seconds
 
+    @property
+    def overload(self) -> str | None:
+        """That it is overloaded, in short; None: it is not."""
+        if not self.is_overloaded:
+            return None
+        return f"overloaded: {self.offered_per_s:.3g} requests a second offered, {self.served_per_s:.3g} served"
+
     def sentence(self) -> str | None:
         """What a user should know. None: the engine kept up."""
-        if self.is_overloaded:
+        if (overload := self.overload) is not None:
             holds = f"About {self.sustained_per_s:.2g}" if self.sustained_per_s < self.offered_per_s else "Less"
             return (
-                f"overloaded: {self.offered_per_s:.3g} requests a second offered, {self.served_per_s:.3g} served; "
-                f"{self.left} were in the engine at the last arrival, {self.before} half-way, so that latencies "
-                f"grow with the length of the run. {holds} holds: kvlab tune find=rate"
+                f"{overload}; {self.left} were in the engine at the last arrival, {self.before} half-way, "
+                f"so that latencies grow with the length of the run. {holds} holds: kvlab tune find=rate"
             )
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (
@@ -63,6 +70,12 @@ class OfferedLoad:
                 f"second can be held: a request takes {self.typical_s:.3g} s. Take more (workload.num_requests)"
             )
         return None
+
+
+def open_load(workload: WorkloadConfig, records: Sequence[RequestRecord]) -> OfferedLoad | None:
+    """The load of requests that wait for no other one: None in a closed loop and of conversations, too."""
+    is_open = workload.concurrency is None and workload.turns == 1
+    return offered_load(records) if is_open else None
 
 
 def offered_load(records: Sequence[RequestRecord]) -> OfferedLoad | None:

@@ -54,7 +54,10 @@ def _energy(plan: RunPlan, log: RunLog, output_tokens: float) -> dict[str, float
     watts = [count * hardware.power_watts for hardware, count in devices if hardware is not None]
     if plan.is_real or not output_tokens or len(watts) < len(devices) or not all(watts):
         return {}
-    return {"energy/output_token_j_most": sum(watts) * log.duration_s / output_tokens}
+    joules = sum(watts) * log.duration_s
+    if plan.config.fleet.rules:  # what it has stopped takes nothing; unequal ones count as the largest
+        joules = min(joules, max(watts) * log.replica_s)
+    return {"energy/output_token_j_most": joules / output_tokens}
 
 
 def _prompts(served: Served) -> dict[str, float]:

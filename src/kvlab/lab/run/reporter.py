@@ -13,7 +13,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
-from kvlab.lab.results.load import offered_load
+from kvlab.lab.results.load import open_load
 from kvlab.lab.results.recording import RunContext
 from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
@@ -192,8 +192,7 @@ def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> l
     if isinstance(plan, RunPlan):
         remarks += _of_timing(plan, log)
     remarks += [] if sure is None else [(PREDICTED, sure.sentence())]
-    is_open = plan.config.workload.concurrency is None and plan.config.workload.turns == 1
-    load = offered_load(log.records) if is_open and not log.interrupted else None
+    load = None if log.interrupted else open_load(plan.config.workload, log.records)
     if load is not None and (sentence := load.sentence()):
         remarks.append((WARNING, sentence))
     return remarks

@@ -46,6 +46,7 @@ class Importer(ABC):
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
+        self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
 
     @classmethod
     def recognises(cls, head: str) -> bool:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import ConfigError, shown
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer
+from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import csv_cells, json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, are_ids, moment
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-#: Names of columns in files that people have, by ours.
+#: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
+#: have its unit behind it, as timestamp_ms.
 NAMES = {
-    "arrival": ("arrival", "arrival_s", "arrived_at", "timestamp", "time", "start_time", "created_at", "created"),
-    "prompt_tokens": ("prompt_tokens", "input_tokens", "input_length", "context_tokens", "num_prefill_tokens"),
+    "arrival": (
+        *("arrival", "arrived_at", "arrival_time", "timestamp", "time", "start_time", "created_at", "created"),
+        *("date", "datetime", "request_time", "started_at"),
+    ),
+    "prompt_tokens": (
+        *("prompt_tokens", "input_tokens", "input_length", "context_tokens", "num_prefill_tokens"),
+        *("num_prompt_tokens", "num_input_tokens", "prompt_len", "input_len"),
+    ),
     "output_tokens": (
-        "output_tokens",
-        "completion_tokens",
-        "output_length",
-        "generated_tokens",
-        "num_decode_tokens",
+        *("output_tokens", "completion_tokens", "output_length", "generated_tokens", "num_decode_tokens"),
+        *("num_output_tokens", "num_completion_tokens", "output_len"),
     ),
     "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),
     "blocks": ("blocks", "block_ids", "block_hashes"),
@@ -35,59 +40,90 @@ NAMES = {
 }
 
 
+def _delimiter(line: str) -> str:
+    """What divides the cells of a table with this first line."""
+    return max(",;\t", key=line.count)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+def _unit_of(column: str) -> str | None:
+    """The unit that a column's name ends with."""
+    word = _plain(column).rpartition("_")[2]
+    return word if word in UNITS else None
+
+
+def _those_of(name: str, columns: Iterable[str]) -> list[str]:
+    """The columns whose names are known as those of `name`, the best known first."""
+    plain = {column: _plain(column) for column in columns}
+    if name == "arrival":
+        plain = {column: own.removesuffix(f"_{_unit_of(column)}") for column, own in plain.items()}
+    known = NAMES[name]
+    return sorted((column for column in plain if plain[column] in known), key=lambda own: known.index(plain[own]))
+
+
 @IMPORTERS.register("table")
 class TableImporter(Importer):
     """CSV or JSON lines with a request in each line."""
 
     what: ClassVar[str] = "a table of requests"
 
+    def __init__(self, options: ImportOptions) -> None:
+        super().__init__(options)
+        self._names: list[str] = []  # of a CSV file's columns, once its first line was read
+
     @classmethod
     def recognises(cls, head: str) -> bool:
         """Whatever has the numbers of tokens under a name that is known."""
-        line = head.partition("\n")[0]
-        names = [name.strip(' "').lower() for name in line.split(",")] if not line.startswith("{") else []
-        return any(name in names or f'"{name}"' in line for name in NAMES["prompt_tokens"])
+        line = head.lstrip().partition("\n")[0]
+        if line.startswith("{"):
+            return any(f'"{name}"' in line for name in NAMES["prompt_tokens"])
+        return bool(_those_of("prompt_tokens", [name.strip(' "\r') for name in line.split(_delimiter(line))]))
 
     def requests(self) -> Iterator[TracedRequest]:
         columns: dict[str, str] | None = None
         for place, row in self._rows():
-            columns = columns or self._columns(place, row)
+            columns = columns or self._columns(place, self._names or row)
             yield self._request(place, row, columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        names: list[str] | None = None
+        names, delimiter = self._names, ","
         for number, line in read_lines(self.options.path):
             place = Place(self.options.path, number)
             try:
                 if line.lstrip().startswith(b"{"):
                     yield place, json_object(line)
                     continue
-                cells = csv_cells(line)
+                if not names:
+                    delimiter = _delimiter(line.decode(errors="replace"))
+                cells = csv_cells(line, delimiter)
             except ValueError as error:
                 raise place.error(f"{error}; expected a line of a CSV file, or a JSON object") from error
-            if names is None:
-                names = cells
+            if not names:
+                names += cells
             elif len(cells) != len(names):
                 raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line")
             else:
                 yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
 
-    def _columns(self, place: Place, row: dict[str, Any]) -> dict[str, str]:
+    def _columns(self, place: Place, there: Iterable[str]) -> dict[str, str]:
         """The columns by our names. Raises ConfigError or WorkloadError."""
-        columns = {}
-        for name, known in NAMES.items():
+        columns, names = {}, list(there)
+        for name in NAMES:
             said = self.options.columns.get(name)
-            if said is not None and said not in row:
-                there = ", ".join(map(shown, row))
-                raise ConfigError(f"columns.{name}", said, f"the file has no such column; it has {there}")
-            own = said or next((column for column in row if column.lower() in known), None)
-            if own is not None:
+            if said is not None and said not in names:
+                text = f"the file has no such column; it has {', '.join(map(shown, names))}"
+                raise ConfigError(f"columns.{name}", said, text)
+            for own in [said] if said else _those_of(name, names)[:1]:
                 columns[name] = own
         if "prompt_tokens" not in columns:
-            there = ", ".join(map(shown, row))
+            there_are = ", ".join(map(shown, names))
             raise place.error(
-                f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
+                f"which column has the prompt's tokens? It has {there_are}; set columns.prompt_tokens=NAME"
             )
+        self.unread = tuple(name for name in names if name not in columns.values())
         return columns
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
@@ -118,7 +154,7 @@ class TableImporter(Importer):
 
     def _seconds(self, place: Place, value: Any, column: str) -> float:
         """A time as seconds. Raises WorkloadError."""
-        unit = self.options.unit
+        unit = self.options.unit or _unit_of(column)
         try:
             number = float(value)
         except (TypeError, ValueError):
