@@ -191,3 +191,6 @@ def test_operations_in_registers_are_counted(library: ctypes.CDLL) -> None:
         assert once > 0
         assert library.kvlab_multiply_in_registers(index, 20, 1) == 2 * once
         assert library.kvlab_multiply_in_registers(index, 10, 2) == 2 * once
+    if paths.TILES in (names := paths._names(library)):  # which hold twice as many numbers in int8
+        counts = [library.kvlab_multiply_in_registers(at, 10, 1) for at in (names.index(paths.TILES), INT8_PATH)]
+        assert counts[1] == 2 * counts[0]

@@ -72,7 +72,7 @@ def rates_here(dtype: str, threads: int | None) -> MachineRates:
 
 def _key(dtype: str) -> str:
     threads = torch.get_num_threads()
-    return f"{describe('cpu')}; {threads} threads; {dtype} in registers; torch {torch.__version__}"
+    return f"{describe('cpu')}; {threads} threads; {dtype} in registers or tiles; torch {torch.__version__}"
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@
     CONSTANT(WEIGHT_INT8, 1)     /* of bfloat16, with a scale for each output */                 \
     CONSTANT(WEIGHT_COMPACT, 2)  /* bfloat16 in 12 bits, see compact_weight.hpp */               \
     CONSTANT(WEIGHT_INT8_W8A8, 3) /* as INT8, and rows of x are rounded to int8, too: linear_in_int8.hpp */ \
-    CONSTANT(INT8_PATH, 3)       /* of kvlab_multiply_in_registers: products in integers */      \
+    CONSTANT(INT8_PATH, 3)       /* of kvlab_multiply_in_registers: the fastest in integers */   \
     CONSTANT(PLAIN, 0)           /* from here on: formats of K and V, see kv_formats.hpp */      \
     CONSTANT(INT8, 1)                                                                            \
     CONSTANT(FP8_E4M3, 2)                                                                        \

@@ -20,7 +20,7 @@ TILE_SIDE = 16
 #: Products of at most so many rows count as those of few rows when instructions are chosen.
 FEW_ROWS = 8
 
-#: Products in integers, for `kvlab_multiply_in_registers`.
+#: The fastest products in integers, for `kvlab_multiply_in_registers`.
 INT8_PATH = 3
 
 #: The largest head that `rotate_and_store` takes.

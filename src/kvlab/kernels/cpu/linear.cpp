@@ -8,6 +8,7 @@
 #include "linear_in_tiles.hpp"
 #include "linear_in_vectors.hpp"
 
+#include <string>
 #include <vector>
 
 namespace {
@@ -20,16 +21,23 @@ struct Paths {
 
 Paths chosen_paths;
 
-bool in_tiles(int inputs) {
 #if defined(KVLAB_TILES)
-    return chosen_paths.tiles && inputs % TILE_INPUTS == 0 && has_tiles();
+constexpr int INT8_TILE_ROWS = 5;  // in integers, fewer are as fast in vectors, one and two 5 % faster
+
+template <class Weight>
+bool in_tiles(int inputs) {
+    return chosen_paths.tiles && inputs % STEP_INPUTS<Weight> == 0 && has_tiles();
+}
+#endif
+
+// Whether a product with so many rows is multiplied in tiles. Of integers vectors give the same bits, and the rows decide.
+bool is_in_tiles(const LinearWeight& weight, int rows) {
+#if defined(KVLAB_TILES)
+    if (weight.format == WEIGHT_INT8_W8A8) return rows >= INT8_TILE_ROWS && in_tiles<Int8Quads>(weight.inputs);
+    return weight.element_bytes == 2 && in_tiles<BFloat16>(weight.inputs);
 #else
     return false;
 #endif
-}
-
-bool is_in_tiles(const LinearWeight& weight) {
-    return weight.element_bytes == 2 && weight.format != WEIGHT_INT8_W8A8 && in_tiles(weight.inputs);
 }
 
 #if defined(KVLAB_TILES)
@@ -57,7 +65,7 @@ template <class Weight>
 void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
     if (product.rows == 0) return;
 #if defined(KVLAB_TILES)
-    if (in_tiles(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
+    if (in_tiles<Weight>(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
 #endif
 #if defined(KVLAB_PAIRS)
     const bool pairs = product.rows <= FEW_ROWS ? chosen_paths.few_in_pairs : chosen_paths.many_in_pairs;
@@ -66,7 +74,8 @@ void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inp
     linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads);
 }
 
-// `work` for the weight's format: its argument is a BFloat16, Int8 or Compact. Products in integers go another way.
+// `work` for the weight's format: its argument is a BFloat16, Int8 or Compact. In vectors, products in integers go
+// another way.
 template <class Work>
 void in_format(const LinearWeight& weight, Work work) {
     if (weight.format == WEIGHT_INT8) return work(Int8{});
@@ -87,7 +96,13 @@ ProductOf<Element> product_of(const LinearWeight& weight, int rows, void* out, b
 
 void multiply(const Product& product, const LinearWeight& weight, const void* x, int64_t x_stride, int threads) {
     const auto* from = static_cast<const uint16_t*>(x);
-    if (weight.format == WEIGHT_INT8_W8A8) return linear_in_int8(product, from, x_stride, weight.inputs, threads);
+    if (weight.format == WEIGHT_INT8_W8A8) {
+#if defined(KVLAB_TILES)
+        if (is_in_tiles(weight, product.rows))
+            return linear_in_tiles<Int8Quads>(product, from, x_stride, weight.inputs, threads);
+#endif
+        return linear_in_int8(product, from, x_stride, weight.inputs, threads);
+    }
     in_format(weight, [&](auto format) { linear<decltype(format)>(product, from, x_stride, weight.inputs, threads); });
 }
 
@@ -101,10 +116,18 @@ extern "C" void kvlab_choose_paths(int tiles, int few_in_pairs, int many_in_pair
 }
 
 // Whether products with this weight can read x in tiles, see tiles.hpp.
-extern "C" int kvlab_multiplies_in_tiles(const LinearWeight* weight) { return is_in_tiles(*weight); }
+extern "C" int kvlab_multiplies_in_tiles(const LinearWeight* weight) {
+    return weight->format != WEIGHT_INT8_W8A8 && is_in_tiles(*weight, 1);
+}
 
-// The instructions of products in integers.
-extern "C" const char* kvlab_int8_path() { return INT8_NAME; }
+// The instructions of products in integers: of few rows, and of many if there are others for them.
+extern "C" const char* kvlab_int8_path() {
+#if defined(KVLAB_TILES)
+    static const std::string both = std::string(INT8_NAME) + ", amx";
+    if (in_tiles<Int8Quads>(0)) return both.c_str();
+#endif
+    return INT8_NAME;
+}
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias, in the type of x or in float32. `x_stride`: elements between rows of
 // x, or IN_TILES.
@@ -121,7 +144,7 @@ extern "C" void kvlab_linear(const void* x, int64_t x_stride, int rows, const Li
 // between. x and out may be in tiles if there are tiles for this number of inputs and out has whole tiles.
 extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, int gelu,
                                    void* wide, void* out, int out_in_tiles, int threads) {
-    if (!is_in_tiles(*weight) || weight->outputs % (2 * LANES) != 0) {
+    if (!is_in_tiles(*weight, rows) || weight->outputs % (2 * LANES) != 0) {
         kvlab_linear(x, x_stride, rows, weight, wide, false, threads);
         return kvlab_gated(wide, rows, weight->outputs / 2, gelu, out, weight->element_bytes, threads);
     }
@@ -136,12 +159,13 @@ extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, co
 extern "C" int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, float* values,
                                  int64_t* indices, int threads) {
 #if defined(KVLAB_TILES)
-    if (is_in_tiles(*weight)) {
+    if (is_in_tiles(*weight, rows)) {
         const Product product = product_of<uint16_t>(*weight, rows, nullptr);
-        in_format(*weight, [&](auto format) {
+        const auto find = [&](auto format) {
             largest<decltype(format)>(product, static_cast<const uint16_t*>(x), x_stride, weight->inputs,
                                       values, indices, threads);
-        });
+        };
+        weight->format == WEIGHT_INT8_W8A8 ? find(Int8Quads{}) : in_format(*weight, find);
         return 1;
     }
 #endif

@@ -4,6 +4,8 @@
 // Four inputs are multiplied at once, a quad. The instructions for that take one side unsigned, so that weights are stored
 // with 128 added; 128 times the sum of the row is subtracted in the end.
 //
+// With many rows matrix tiles give the same (linear_in_tiles.hpp).
+//
 // Pairs of x that some instructions would saturate with (int8_quads.hpp) are split: one half stays, the other is in a list, whose
 // quads are added behind all others. They are few, since a row's scale is that of its largest number.
 #pragma once
@@ -26,12 +28,6 @@ constexpr int INT8_AHEAD = 8192;                 // bytes between prefetch and u
 struct Rest {
     int32_t quad;
     uint32_t numbers;
-};
-
-struct Int8Row {
-    float scale;
-    int32_t sum;  // of its numbers
-    int32_t rests;
 };
 
 // Rows of x in int8, [rows, quads], and what belongs to each.
@@ -136,8 +132,7 @@ void multiply_quads(const Product& product, const Int8Rows& rows, int first, int
         }
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
-            const Ints total = sums[row][v] - Int8Quads::ZERO * facts.sum;
-            store_outputs(product, first + row, panel + v, __builtin_convertvector(total, Floats) * facts.scale);
+            store_outputs(product, first + row, panel + v, facts.scaled(sums[row][v]));
         }
     }
 }

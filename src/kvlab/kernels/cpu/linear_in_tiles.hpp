@@ -1,8 +1,10 @@
 // y = x W^T in tiles. The packed rows of x stay in the L2 cache while the weights are read once, a stripe (a few panels)
-// at a time. Rows that do not fit the cache are computed in further passes, and inputs in pieces.
+// at a time. Rows that do not fit the cache are computed in further passes, and inputs in pieces. Products in integers
+// round x to int8 as they pack it.
 #pragma once
 
 #include "buffer.hpp"
+#include "int8_quads.hpp"
 #include "tiled_product.hpp"
 
 #include <omp.h>
@@ -32,6 +34,20 @@ void pack_tiles(const uint16_t* x, int64_t stride, int rows, int first, int begi
     }
 }
 
+// Round row `row` of x to int8, into tiles [inputs / 64, 16, 64]. A row beyond the last is zero.
+void quantize_into_tiles(const uint16_t* x, int64_t stride, int rows, int row, int steps, char* out, Int8Row* facts) {
+    auto* const to = reinterpret_cast<int8_t*>(out) + row % TILE_SIDE * TILE_BYTES;
+    if (row >= rows) {
+        for (int step = 0; step < steps; ++step) std::memset(to + step * TILE, 0, TILE_BYTES);
+        return;
+    }
+    const auto place = [&](int i) { return to + i / TILE_BYTES * TILE + i % TILE_BYTES; };
+    facts[row].scale = quantize(x + row * stride, steps * TILE_BYTES, place);
+    Ints sums{};
+    for (int step = 0; step < steps; ++step) sums = add_quads(sums, 0x01010101u - Words{}, load_words(to + step * TILE));
+    facts[row].sum = sum(sums);
+}
+
 // The number of passes over the rows, and of pieces of the inputs in each pass.
 struct Cut {
     int passes, pieces;
@@ -59,11 +75,13 @@ Cut cut_for(int tiles, int steps) {
 // `x_stride`: elements between rows of x, or IN_TILES.
 // `best` [threads, rows]: null, or receives the key of the largest output of each row that each thread found (0: none).
 template <class Weight>
-void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
+void linear_in_tiles(Product product, const uint16_t* x, int64_t x_stride, int inputs, int threads,
                      uint64_t* best = nullptr) {
-    const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE, steps = inputs / TILE_INPUTS;
-    const int64_t tile_row = steps * TILE;
-    char* packed = x_stride == IN_TILES ? nullptr : packed_rows.at_least(tiles * tile_row);
+    const int rows = product.rows, tiles = (rows + TILE_SIDE - 1) / TILE_SIDE, steps = inputs / STEP_INPUTS<Weight>;
+    const int64_t tile_row = steps * TILE, facts = IN_INTEGERS<Weight> ? rows * sizeof(Int8Row) : 0;
+    char* packed = x_stride == IN_TILES ? nullptr : packed_rows.at_least(tiles * tile_row + facts);
+    auto* const x_rows = facts ? reinterpret_cast<Int8Row*>(packed + tiles * tile_row) : nullptr;
+    product.x_rows = x_rows;
     const TiledProduct<Weight> tiled(product, packed ? packed : reinterpret_cast<const char*>(x));
     const int stripes = tiled.stripes(), shares = (4 * threads + tiles - 1) / tiles;  // of packing a tile of rows
     const Cut cut = cut_for(tiles, steps);
@@ -85,7 +103,11 @@ void linear_in_tiles(const Product& product, const uint16_t* x, int64_t x_stride
         const Tiles in_use;
         const int me = omp_get_thread_num();
         tiled.prefetch_stripe(runs[me].next);
-        if (packed) {
+        if constexpr (IN_INTEGERS<Weight>) {
+#pragma omp for schedule(static)
+            for (int row = 0; row < tiles * TILE_SIDE; ++row)
+                quantize_into_tiles(x, x_stride, rows, row, steps, packed + row / TILE_SIDE * tile_row, x_rows);
+        } else if (packed) {
 #pragma omp for collapse(2) schedule(static)
             for (int tile = 0; tile < tiles; ++tile)
                 for (int share = 0; share < shares; ++share)

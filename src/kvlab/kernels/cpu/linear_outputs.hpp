@@ -35,13 +35,18 @@ public:
         panel = first_panel;
         panels = panel_count;
         done = 0;
-        plain = panels % 2 == 0 && !product.scales && !product.bias && (panel + panels) * LANES <= product.outputs;
+        whole = panels % 2 == 0 && (panel + panels) * LANES <= product.outputs;
+        plain = whole && !best && product.gate == Gate::NONE && !product.scales && !product.bias;
     }
 
     int left() const { return rows - done; }
 
+    // MAYBE_PLAIN: sums may be outputs as they are. Only what finishes those is inlined.
+    template <bool MAYBE_PLAIN = true>
     INLINE_MEMBER void finish(int count) {
-        for (const int end = std::min(rows, done + count); done < end; ++done) finish_row();
+        const int end = std::min(rows, done + count);
+        if (!MAYBE_PLAIN || !plain) return finish_others(end);
+        for (; done < end; ++done) finish_plain();
     }
 
     // Write all that is left, so that other threads can read it.
@@ -61,27 +66,47 @@ private:
     alignas(64) float numbers[MOST_SUMS];
     alignas(64) float unread[TILE_SIDE * LANES];
     int top = 0, rows = 0, done = 0, panel = 0, panels = 0;
-    bool plain = true;  // nothing to be added or multiplied, no output cut off
+    bool whole = true;  // no output cut off
+    bool plain = true;  // nor is anything else to be done than to write them
 
-    INLINE_MEMBER void finish_row() {
-        const float* from = numbers + done * panels * LANES;
-        const int row = top + done;
-        const int64_t at = int64_t(row) * product.outputs + panel * LANES;
-        if (best)
-            finish_best(row, from);
-        else if (product.gate != Gate::NONE)
-            finish_gated(row, from);
-        else if (plain && product.out_in_float32)
-            finish_floats(reinterpret_cast<float*>(product.out) + at, from);
-        else if (plain)
-            finish_plain(product.out + at, from);
+    const float* sums_of_row() const { return numbers + done * panels * LANES; }
+    int64_t place_of_row() const { return int64_t(top + done) * product.outputs + panel * LANES; }
+
+    INLINE_MEMBER void finish_plain() {
+        const float* const from = sums_of_row();
+        if (product.out_in_float32)
+            write_floats(reinterpret_cast<float*>(product.out) + place_of_row(), from);
         else
-            for (int i = 0; i < panels; ++i) store_outputs(product, row, panel + i, load(from + i * LANES));
+            write(product.out + place_of_row(), [&](int i) { return load(from + i * LANES); });
     }
 
-    INLINE_MEMBER void finish_plain(uint16_t* out, const float* from) {
-        for (int i = 0; i < panels; i += 2, from += 2 * LANES, out += 2 * LANES) {
-            const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(from + LANES), _mm512_load_ps(from));
+    __attribute__((noinline)) void finish_others(int end) {
+        for (; done < end; ++done) {
+            const float* const from = sums_of_row();
+            const int row = top + done;
+            if (best)
+                finish_best(row, from);
+            else if (product.gate != Gate::NONE)
+                finish_gated(row, from);
+            else if (whole && !product.out_in_float32)
+                write(product.out + place_of_row(),
+                      [&](int i) { return finished<true>(product, panel + i, sums_of(row, i, from)); });
+            else
+                for (int i = 0; i < panels; ++i) store_outputs(product, row, panel + i, sums_of(row, i, from));
+        }
+    }
+
+    // Of a row and panel `i` of the block, in float32.
+    INLINE_MEMBER Floats sums_of(int row, int i, const float* from) const {
+        const Floats sums = load(from + i * LANES);
+        return product.x_rows ? product.x_rows[row].scaled(reinterpret_cast<Ints>(sums)) : sums;
+    }
+
+    // Round `outputs(i)` of each panel.
+    template <class Outputs>
+    INLINE_MEMBER void write(uint16_t* out, Outputs outputs) {
+        for (int i = 0, count = panels; i < count; i += 2, out += 2 * LANES) {
+            const __m512bh both = _mm512_cvtne2ps_pbh((__m512)outputs(i + 1), (__m512)outputs(i));
             if (past_caches)
                 _mm512_stream_si512(reinterpret_cast<__m512i*>(out), (__m512i)both);
             else
@@ -89,7 +114,7 @@ private:
         }
     }
 
-    INLINE_MEMBER void finish_floats(float* out, const float* from) {
+    INLINE_MEMBER void write_floats(float* out, const float* from) {
         for (int i = 0; i < panels; ++i, from += LANES, out += LANES) {
             if (past_caches)
                 _mm512_stream_ps(out, _mm512_load_ps(from));
@@ -99,21 +124,21 @@ private:
     }
 
     // Both factors are rounded first, as if they had been stored and loaded.
-    __attribute__((noinline)) void finish_gated(int row, const float* from) {
+    INLINE_MEMBER void finish_gated(int row, const float* from) {
         const int gates = panels / 2, half = product.panels() / 2;
         const RowLayout to(row, product.outputs / 2, product.out_in_tiles);
-        for (int i = 0; i < gates; ++i, from += LANES) {
-            const Floats x = rounded<uint16_t>(finished(product, panel + i, load(from)));
-            const Floats up = rounded<uint16_t>(finished(product, half + panel + i, load(from + gates * LANES)));
+        for (int i = 0; i < gates; ++i) {
+            const Floats x = rounded<uint16_t>(finished<true>(product, panel + i, sums_of(row, i, from)));
+            const Floats up = rounded<uint16_t>(finished<true>(product, half + panel + i, sums_of(row, gates + i, from)));
             const Halves narrow = narrowed(gated<uint16_t>(x, up, product.gate == Gate::GELU));
             std::memcpy(product.out + to.of((panel + i) * LANES), &narrow, sizeof narrow);
         }
     }
 
     // Of equal outputs the first one counts.
-    __attribute__((noinline)) void finish_best(int row, const float* from) {
-        for (int i = 0; i < panels; ++i, from += LANES) {
-            const Floats outputs = finished(product, panel + i, load(from));
+    INLINE_MEMBER void finish_best(int row, const float* from) {
+        for (int i = 0; i < panels; ++i) {
+            const Floats outputs = finished(product, panel + i, sums_of(row, i, from));
             const Floats before = all(number_of(best[row]));
             if (!any(~(outputs < before))) continue;
             const int first = (panel + i) * LANES, lanes = std::min(LANES, product.outputs - first);

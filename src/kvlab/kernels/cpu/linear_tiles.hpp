@@ -30,64 +30,65 @@ struct Panels {
 };
 
 // 32 inputs of a block: its sums in tiles 0 to 5, row by row. `between(i)`, with i a constant, follows product i.
-template <int ROWS, int COLUMNS, class Between>
+// INTEGERS: 64 inputs in int8, on the right without a sign; their sums are in int32, wherever sums are said to be float.
+template <int ROWS, int COLUMNS, bool INTEGERS, class Between>
 INLINE void multiply_step(const char* left, int64_t below, const Panels& right, int64_t offset, Between between) {
     const char* const first = right.at + offset;
     if constexpr (ROWS == 1) {
         _tile_loadd(7, left, TILE_BYTES);
         _tile_loadd(6, first, TILE_BYTES);
-        _tile_dpbf16ps(0, 7, 6);
+        KVLAB_MULTIPLY_TILES(0, 7, 6);
         between(Constant<0>());
         if constexpr (COLUMNS > 1) {
             _tile_loadd(5, first + right.beside, TILE_BYTES);
-            _tile_dpbf16ps(1, 7, 5);
+            KVLAB_MULTIPLY_TILES(1, 7, 5);
             between(Constant<1>());
         }
         if constexpr (COLUMNS > 2) {
             _tile_loadd(6, first + right.far, TILE_BYTES);
-            _tile_dpbf16ps(2, 7, 6);
+            KVLAB_MULTIPLY_TILES(2, 7, 6);
             between(Constant<2>());
         }
         if constexpr (COLUMNS > 3) {
             _tile_loadd(5, first + right.far + right.beside, TILE_BYTES);
-            _tile_dpbf16ps(3, 7, 5);
+            KVLAB_MULTIPLY_TILES(3, 7, 5);
             between(Constant<3>());
         }
     } else if constexpr (ROWS == 2) {
         _tile_loadd(4, left, TILE_BYTES);
         _tile_loadd(6, first, TILE_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
+        KVLAB_MULTIPLY_TILES(0, 4, 6);
         between(Constant<0>());
         _tile_loadd(5, left + below, TILE_BYTES);
-        _tile_dpbf16ps(2, 5, 6);
+        KVLAB_MULTIPLY_TILES(2, 5, 6);
         between(Constant<1>());
         if constexpr (COLUMNS > 1) {
             _tile_loadd(7, first + right.beside, TILE_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
+            KVLAB_MULTIPLY_TILES(1, 4, 7);
             between(Constant<2>());
-            _tile_dpbf16ps(3, 5, 7);
+            KVLAB_MULTIPLY_TILES(3, 5, 7);
             between(Constant<3>());
         }
     } else {  // the rows down, then up again: the third is loaded once, the others are near when they come again
         _tile_loadd(6, first, TILE_BYTES);
         _tile_loadd(7, left, TILE_BYTES);
-        _tile_dpbf16ps(0, 7, 6);
+        KVLAB_MULTIPLY_TILES(0, 7, 6);
         between(Constant<0>());
         _tile_loadd(7, left + below, TILE_BYTES);
-        _tile_dpbf16ps(2, 7, 6);
+        KVLAB_MULTIPLY_TILES(2, 7, 6);
         between(Constant<1>());
         _tile_loadd(7, left + 2 * below, TILE_BYTES);
-        _tile_dpbf16ps(4, 7, 6);
+        KVLAB_MULTIPLY_TILES(4, 7, 6);
         between(Constant<2>());
         if constexpr (COLUMNS > 1) {
             _tile_loadd(6, first + right.beside, TILE_BYTES);
-            _tile_dpbf16ps(5, 7, 6);
+            KVLAB_MULTIPLY_TILES(5, 7, 6);
             between(Constant<3>());
             _tile_loadd(7, left + below, TILE_BYTES);
-            _tile_dpbf16ps(3, 7, 6);
+            KVLAB_MULTIPLY_TILES(3, 7, 6);
             between(Constant<4>());
             _tile_loadd(7, left, TILE_BYTES);
-            _tile_dpbf16ps(1, 7, 6);
+            KVLAB_MULTIPLY_TILES(1, 7, 6);
             between(Constant<5>());
         }
     }

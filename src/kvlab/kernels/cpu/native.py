@@ -102,7 +102,7 @@ def instruction_set() -> str:
 
 def int8_path() -> str:
     """The instructions of products in integers: `avx512-vnni`, `avx-vnni`, or those of `instruction_set` without
-    `-bf16` and tiles. Raises KernelError as `load` does.
+    `-bf16` and tiles; behind it `, amx` where matrix tiles multiply many rows. Raises KernelError as `load` does.
     """
     return _int8_path(load())
 

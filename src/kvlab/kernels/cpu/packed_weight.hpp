@@ -62,6 +62,16 @@ struct Compact {
 // Whether the first half of the outputs are gates of the second; `out` then has half as many.
 enum class Gate { NONE, SILU, GELU };
 
+// What belongs to a row of x in int8.
+struct Int8Row {
+    float scale;
+    int32_t sum;    // of its numbers
+    int32_t rests;  // see linear_in_int8.hpp
+
+    // From sums of its products with Int8Quads.
+    Floats scaled(Ints sums) const { return __builtin_convertvector(sums - Int8Quads::ZERO * sum, Floats) * scale; }
+};
+
 // Element of x, outputs and bias.
 template <class Element>
 struct ProductOf {
@@ -73,6 +83,7 @@ struct ProductOf {
     Gate gate = Gate::NONE;
     bool out_in_tiles = false;  // of gated outputs: see tiles.hpp
     bool out_in_float32 = false;  // `out` has floats: logits, of which ties are not to be made by rounding
+    const Int8Row* x_rows = nullptr;  // of x in int8: sums are in int32
 
     int panels() const { return (outputs + LANES - 1) / LANES; }
 };
@@ -81,10 +92,10 @@ using Product = ProductOf<uint16_t>;
 
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
-// The outputs of a row and a panel, in float32.
-template <class Element>
+// The outputs of a row and a panel, in float32. WHOLE: none is cut off.
+template <bool WHOLE = false, class Element>
 INLINE Floats finished(const ProductOf<Element>& product, int panel, Floats sums) {
-    const int first = panel * LANES, lanes = std::min(LANES, product.outputs - first);
+    const int first = panel * LANES, lanes = WHOLE ? LANES : std::min(LANES, product.outputs - first);
     if (product.scales) sums *= widen_some(product.scales + first, lanes);
     if (product.bias) sums += widen_some(product.bias + first, lanes);
     return sums;

@@ -52,6 +52,7 @@ int64_t in_pairs(int64_t rounds) {
 #endif
 
 #if defined(KVLAB_TILES)
+template <bool INTEGERS>
 int64_t in_tiles(int64_t rounds) {
     const Tiles in_use;
     _tile_zero(0);
@@ -63,18 +64,21 @@ int64_t in_tiles(int64_t rounds) {
     _tile_zero(6);
     _tile_zero(7);
     for (int64_t round = 0; round < rounds; ++round) {
-        _tile_dpbf16ps(0, 6, 7);
-        _tile_dpbf16ps(1, 6, 7);
-        _tile_dpbf16ps(2, 6, 7);
-        _tile_dpbf16ps(3, 6, 7);
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_dpbf16ps(5, 6, 7);
+        KVLAB_MULTIPLY_TILES(0, 6, 7);
+        KVLAB_MULTIPLY_TILES(1, 6, 7);
+        KVLAB_MULTIPLY_TILES(2, 6, 7);
+        KVLAB_MULTIPLY_TILES(3, 6, 7);
+        KVLAB_MULTIPLY_TILES(4, 6, 7);
+        KVLAB_MULTIPLY_TILES(5, 6, 7);
     }
-    return rounds * 6 * TILE_SIDE * TILE_SIDE * TILE_INPUTS * 2;
+    return rounds * 6 * TILE_SIDE * TILE_SIDE * tile_inputs(INTEGERS) * 2;
 }
 #endif
 
 int64_t in_int8(int64_t rounds) {
+#if defined(KVLAB_TILES)
+    if (has_tiles()) return in_tiles<true>(rounds);
+#endif
     multiply_in_registers(rounds, 0x01010101u - Words{}, [](Words a, Floats sum) {
         return reinterpret_cast<Floats>(add_quads(reinterpret_cast<Ints>(sum), a, a));
     });
@@ -84,7 +88,7 @@ int64_t in_int8(int64_t rounds) {
 int64_t in_registers(int path, int64_t rounds) {
     if (path == INT8_PATH) return in_int8(rounds);
 #if defined(KVLAB_TILES)
-    if (path == TILES) return in_tiles(rounds);
+    if (path == TILES) return in_tiles<false>(rounds);
 #endif
 #if defined(KVLAB_PAIRS)
     if (path == PAIRS) return in_pairs(rounds);

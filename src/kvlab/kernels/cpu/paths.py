@@ -157,7 +157,7 @@ def rates_in_registers(library: ctypes.CDLL, threads: int) -> dict[str, float]:
 
 
 def int8_rate_in_registers(library: ctypes.CDLL, threads: int) -> float:
-    """Operations/s of products in integers, as `rates_in_registers`."""
+    """Operations/s of products in integers, in tiles where there are any, as `rates_in_registers`."""
     return _rate_in_registers(library, INT8_PATH, threads)
 
 

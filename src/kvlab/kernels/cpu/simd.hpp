@@ -115,6 +115,12 @@ INLINE float sum(Floats x) {
 #endif
 }
 
+INLINE int32_t sum(Ints x) {
+    int32_t total = 0;
+    for (int lane = 0; lane < LANES; ++lane) total += x[lane];
+    return total;
+}
+
 INLINE bool any(Ints condition) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask((__m512i)condition) != 0;

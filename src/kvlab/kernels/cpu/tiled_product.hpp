@@ -18,6 +18,11 @@ namespace {
 
 thread_local Buffer unpacked_weights;
 
+template <class Weight>
+constexpr bool IN_INTEGERS = std::is_same_v<Weight, Int8Quads>;
+template <class Weight>
+constexpr int STEP_INPUTS = tile_inputs(IN_INTEGERS<Weight>);
+
 // The weights that are needed next, prefetched into the L2 cache in equal shares.
 struct Ahead {
     Panels weights;
@@ -30,8 +35,8 @@ struct Ahead {
     }
 };
 
-// Rows [first_row, last_row) and inputs [begin, end), in steps of 32. Between two pieces of the inputs, sums are stored
-// in `sums` [stripes, tiles of rows, 16, outputs of a stripe].
+// Rows [first_row, last_row) and inputs [begin, end), in steps of STEP_INPUTS. Between two pieces of the inputs, sums are
+// stored in `sums` [stripes, tiles of rows, 16, outputs of a stripe].
 struct Part {
     int first_row, last_row, begin, end;
     float* sums;
@@ -50,7 +55,7 @@ struct alignas(64) Run {
 // A block of ROWS tiles of rows by COLUMNS panels. Weights that several blocks read are prefetched during the blocks of the
 // previous stripe, stored sums by the previous block. A processor that has stored no tile for about 1 µs takes 0.25 µs for
 // the next one, so some are stored in between; not where outputs are written in each step, which hold such stores up.
-template <int ROWS, int COLUMNS, class Weights>
+template <int ROWS, int COLUMNS, bool INTEGERS, class Weights>
 __attribute__((noinline)) void multiply_block(const Part& part, const TileRows& left, const Weights& source, float* sums,
                                               Ahead& ahead, PendingOutputs& pending) {
     constexpr int SUMS = ROWS * COLUMNS * TILE_SIDE;  // lines of them
@@ -66,24 +71,24 @@ __attribute__((noinline)) void multiply_block(const Part& part, const TileRows& 
         load_sums<ROWS, COLUMNS>(sums);
     for (int step = 0; step < count; ++step) {
         ahead.prefetch();
-        pending.finish(share);
+        pending.finish<!INTEGERS>(share);
         if (share < 2 && step % 4 == 3) _tile_stored(0, pending.unused(), TILE_BYTES);
         for (int line = 0; line < sums_share; ++line, next_sums += 64) __builtin_prefetch(next_sums, 1, 2);
         weights.begin(step);
-        multiply_step<ROWS, COLUMNS>(left.at + step * TILE, left.below, weights.tiles, weights.offset(step), [&](auto product) {
-            weights.template between<decltype(product)::value, ROWS * COLUMNS>();
-        });
+        multiply_step<ROWS, COLUMNS, INTEGERS>(
+            left.at + step * TILE, left.below, weights.tiles, weights.offset(step),
+            [&](auto product) { weights.template between<decltype(product)::value, ROWS * COLUMNS>(); });
     }
-    pending.finish(pending.left());
+    pending.finish<!INTEGERS>(pending.left());
     store_sums<ROWS, COLUMNS>(part.last ? pending.sums() : sums);
 }
 
 template <class Weight>
 class TiledProduct {
 public:
-    // `x`: packed, [rows / 16, inputs / 32] tiles.
+    // `x`: packed, [rows / 16, inputs / STEP_INPUTS] tiles.
     TiledProduct(const Product& product, const char* x)
-        : product(product), x(x), steps(product.pairs / TILE_SIDE), panels(product.panels()),
+        : product(product), x(x), steps(2 * product.pairs / STEP_INPUTS<Weight>), panels(product.panels()),
           width(product.rows <= TILE_SIDE ? 4 : 2) {}
 
     int stripes() const {
@@ -141,7 +146,7 @@ private:
     // In blocks of up to three tiles of rows. A block of one tile would use each weight once only: instead of 3 + 1 tiles
     // there are blocks of 2 + 2.
     void multiply(const Part& part, int index, int next, PendingOutputs& pending) const {
-        constexpr bool PLAIN_WEIGHT = std::is_same_v<Weight, BFloat16>;
+        constexpr bool PLAIN_WEIGHT = std::is_same_v<Weight, BFloat16> || IN_INTEGERS<Weight>;
         const int tiles = part.tiles(), blocks = (tiles + MOST_TILES - 1) / MOST_TILES;
         const int shares = blocks * part.steps(), lines = part.steps() * STEP_BYTES / 64;
         const Stripe stripe = stripe_of(index);
@@ -162,7 +167,7 @@ private:
             in_shape(taken, stripe.panels, [&](auto rows, auto columns) {
                 constexpr int ROWS = decltype(rows)::value, COLUMNS = decltype(columns)::value;
                 const auto multiply_from = [&](const auto& source) {
-                    multiply_block<ROWS, COLUMNS>(part, left, source, sums, ahead, pending);
+                    multiply_block<ROWS, COLUMNS, IN_INTEGERS<Weight>>(part, left, source, sums, ahead, pending);
                 };
                 const Stream<COLUMNS, STEP_BYTES> stream{weights, next_weights, part.steps()};
                 if constexpr (PLAIN_WEIGHT) {
@@ -173,7 +178,7 @@ private:
                         unpacked.panels[column] = panel_of(stripe, column, weights[column], part.begin);
                     return multiply_from(unpacked);
                 }
-                multiply_from(CachedWeights{cached});
+                if constexpr (ROWS > 1) multiply_from(CachedWeights{cached});  // else there is no second block
             });
             if (part.last)
                 pending.begin(row, std::min(part.last_row - row, taken * TILE_SIDE), stripe.panel, stripe.panels);

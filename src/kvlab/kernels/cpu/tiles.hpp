@@ -24,14 +24,14 @@ struct RowLayout {
 
 }  // namespace
 
-// AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction. All eight tiles are configured as 16 rows of
+// AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction, or 16 rows of 64 int8 by 64 rows of 16. All eight tiles are configured as 16 rows of
 // 64 bytes (fewer for few columns): four or more hold sums, the others hold either side. A tile of the right side has a row for each pair of
-// inputs, with a pair for each of 16 outputs, which is the layout of a packed weight.
+// inputs, or for four in int8, with a pair or four for each of 16 outputs, which is the layout of a packed weight.
 //
 // The code is compiled where the instruction set has AMX, and used where the system lets the process use it
 // (`has_tiles`).
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define KVLAB_TILES
 
 #include <sys/syscall.h>
@@ -40,6 +40,19 @@ struct RowLayout {
 // TILE_SIDE is the number of rows of a tile, and of outputs of a tile of sums.
 constexpr int TILE_BYTES = 64;   // of a row of a tile
 constexpr int TILE_INPUTS = 32;  // inputs that one instruction covers
+
+// Of products in int8 it covers twice as many.
+constexpr int tile_inputs(bool integers) { return integers ? 2 * TILE_INPUTS : TILE_INPUTS; }
+
+// Multiply tiles by their numbers, which are part of the instruction's name: bfloat16 or, where INTEGERS is true, int8 with
+// a sign by such without one.
+#define KVLAB_MULTIPLY_TILES(sums, left, right)        \
+    do {                                               \
+        if constexpr (INTEGERS)                        \
+            _tile_dpbsud(sums, left, right);           \
+        else                                           \
+            _tile_dpbf16ps(sums, left, right);         \
+    } while (0)
 
 // Whether the process may use tiles. Linux reserves memory for their state only on request.
 inline bool has_tiles() {
