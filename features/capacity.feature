@@ -23,6 +23,11 @@ Feature: How many sequences fit
         | qwen3_tiny  | paged      | int8 kv.value_dtype=int4 |
 
     @R2.1
+    Scenario: Of several simulated replicas one is planned
+      When I plan "model=qwen3_8b hardware=h100_sxm fleet.replicas=4"
+      Then the planner says "a replica of 4, qwen3_8b: "
+
+    @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
       When I plan "model=qwen3_4b memory=16GiB"
       Then the planner says "2 (K and V) x 36 layers x 8 KV heads x 128 numbers x 2 bytes"

@@ -51,6 +51,7 @@ Feature: Fleets
       Then the command succeeds
       And both runs have the same output tokens
       And the replicas of its requests are "1 1 1 1 1 1"
+      And the message says "replica ... ended ... prompts ... found"
       And its metrics have 6 as "fleet/transfers"
       And no block leaked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli.explain import _show_terms
 from kvlab.core.step_log import StepLog
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun
@@ -22,6 +24,7 @@ from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.lab.terminal import Terminal
 from kvlab.simulation.calibration import Subject
 from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.plans import composed
@@ -264,6 +267,13 @@ class TestRunsThatComputedTheirSteps:
         config = replace(config, scheduler=replace(config.scheduler, speculation=speculation))
         with pytest.raises(ConfigError, match="guesses tokens ahead"):
             resimulate(replace(found, plan=replace(found.plan, config=config)), run, found.slowest(1))
+
+
+def test_rows_sum_to_the_whole_although_short_terms_have_none() -> None:
+    console = Terminal(file=(shown := io.StringIO()), width=200)
+    _show_terms({Cause.DECODE: 997.0, Cause.FRONT_END: 2.0, Cause.BETWEEN: 1.0}, console, "r1")
+    rows = re.findall(r"(\S+) +│ +([\d.,]+) │", shown.getvalue())
+    assert rows == [("decoding", "997.0"), ("others", "3.0"), ("together", "1,000.0")]
 
 
 def test_without_a_step_that_only_decodes_a_step_is_shared_by_tokens() -> None:

@@ -6,8 +6,8 @@ kvlab capacity model=llama3_1_70b hardware=h100_sxm tensor_parallel=4 executor.w
 kvlab capacity model=/models/llama memory=24GiB lengths=500,2000     a directory, its config.json, a GGUF file
 
 Any setting of `kvlab run` may follow; model= may also name a directory with a config.json, that file, or a GGUF
-file; kv.memory= or kv.num_blocks= sizes the cache alone; of fleet.groups each is planned. Nothing is built and
-nothing is allocated.
+file; kv.memory= or kv.num_blocks= sizes the cache alone; of a fleet a replica of each kind is planned.
+Nothing is built and nothing is allocated.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def configured(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[Ru
         if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
-    config = compose_one(chosen, "the planner", fleets="groups")
+    config = compose_one(chosen, "the planner", fleets="simulated")
     if config.model.path is not None:
         file = Path(config.model.path).expanduser() / "config.json"
         if file.is_file():  # else the id of a hub, or an error with a name of its own
@@ -159,8 +159,8 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
         print(json.dumps(figures.get("", figures), indent=2))
         return 0
     for name, own in planned.items():
-        if name:
-            print(f"a replica of {name}, ", end="")
+        if name or config.fleet.replicas > 1:
+            print(f"a replica of {name or config.fleet.replicas}, ", end="")
         show(own)
     from kvlab.lab.advise.settings import advice_line, drawn_requests
 

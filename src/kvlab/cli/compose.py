@@ -234,7 +234,7 @@ def compose_run(overrides: Sequence[str]) -> Composition:
 
 def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:
     """The configuration of that run, for a `command` without sweeps, and of one engine, unless it takes "all"
-    `fleets`, or those of "groups". Raises ConfigError with Hydra's reason.
+    `fleets`, or those of "simulated" devices. Raises ConfigError with Hydra's reason.
     """
     try:
         config = compose_run(overrides).config
@@ -243,7 +243,8 @@ def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none")
             text = f"{command} does not sweep: give one value"
             raise ConfigError("settings", " ".join(overrides), text) from error
         raise
-    if config.fleet.replicas > 1 and fleets != "all" and not (fleets == "groups" and config.fleet.groups):
+    is_one = fleets == "none" or (fleets == "simulated" and config.hardware is None and not config.fleet.groups)
+    if config.fleet.replicas > 1 and is_one:
         text = f"{command} is of one engine; kvlab run serves from several"
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     if is_peer(config.engine.kind):

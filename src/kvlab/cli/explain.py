@@ -125,9 +125,11 @@ def _show_terms(terms: Mapping[Any, float], console: Terminal, unit: str, per: i
     whole = sum(terms.values())
     seconds = whole / per >= _MOST_MS
     table, per = new_table(unit, "s" if seconds else "ms", "%", no_wrap=True), per * (1000 if seconds else 1)
-    for name, value in terms.items():
-        if whole and abs(value / whole) >= _LEAST_SHOWN:
-            table.add_row(str(name), f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
+    shown = {str(name): value for name, value in terms.items() if whole and abs(value / whole) >= _LEAST_SHOWN}
+    if rest := sum(value for name, value in terms.items() if str(name) not in shown):
+        shown["others"] = rest
+    for name, value in shown.items():
+        table.add_row(name, f"{value / per:,.1f}", f"{100 * value / whole:.1f}")
     table.add_row("together", f"{whole / per:,.1f}", "100.0", style="bold")
     console.print(table)
 

@@ -64,6 +64,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     if not reason or "OverrideParse" in type(error).__name__:
         reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
         reason += "other characters than letters and digits, as \"run_name='a, b'\""
+    elif "is not a ListConfig" in reason or "with ListConfig" in reason:
+        reason = "must be a list, as [a,b] in quotes"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))

@@ -136,11 +136,11 @@ def prefixes_table(holdings: Holdings) -> pa.Table:
 
 
 def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
-    """A row for each replica, numbered from `first` on: requests sent there, tokens of prompts, the share found in
-    the cache, output tokens, the most sequences that ran and waited, time in steps, and the median time to first
-    token.
+    """A row for each replica, numbered from `first` on: requests that ended there, none where it only prefills,
+    tokens of prompts, the share found in the cache, output tokens, the most sequences that ran and waited, time in
+    steps, and the median time to first token.
     """
-    names = ("sent", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
+    names = ("ended", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
     for number, figures in enumerate(every, first):
         rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
