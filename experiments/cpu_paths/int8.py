@@ -27,7 +27,7 @@ from kvlab.kernels.cpu.native import instruction_set
 from kvlab.models.families import decoder_config
 from kvlab.planning.memory import matrices
 
-ROWS = (1, 4, 16, 128, 512)
+ROWS = (1, 4, 16, 128, 512, 2048)
 FORMATS = tuple(format for format in WeightFormat if format is not WeightFormat.COMPACT)
 
 
