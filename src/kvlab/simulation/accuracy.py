@@ -216,7 +216,7 @@ def how_sure(framework: str, device: str, *, is_sparse: bool) -> str | None:
     figures = [f"{figure} within {100 * _within(known, figure):.0f} %" for figure in FIGURES]
     measured = f"{len(known)} measured {framework} deployments of {kind_of(is_sparse)}"
     text = f"nine of ten of {measured} had {' and '.join(figures)}"
-    return text if device in devices else f"{text}; none is on {device}"
+    return text if device in devices else f"{text}; none is on {device}, where more is to be expected"
 
 
 def sentence(figures_ms: Mapping[str, float], errors: Mapping[str, Interval]) -> str:
