@@ -65,7 +65,7 @@ Feature: Advice
 
     Examples:
       | arguments                                                        | message                                                                              |
-      | workload.num_requests=10                                         | has 10 requests, and fewer than 20 are too few to say anything                       |
+      | workload.num_requests=1                                          | has 1 request, and fewer than 20 are too few to say anything                         |
       | model=llama3_1_70b devices=1                                     | devices=1: are too few: llama3_1_70b needs                                           |
       | devices=1 fleet.replicas=2                                       | devices=1: allows 1 device, and today's settings take 2 (fleet.replicas=2            |
       | budget_per_hour=5                                                | budget_per_hour=5.0: needs the price of a device: price_per_hour=                    |

@@ -11,6 +11,7 @@ from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.errors import WorkloadError
 from kvlab.lab.advise.settings import FEWEST
+from kvlab.lab.results.tables import count
 
 _BUSY = 90  # percentile of the load of windows, at which one is taken where not all can be simulated
 _APART_S = 86_400.0
@@ -44,7 +45,7 @@ def halves(
     Raises WorkloadError for traffic that is too short to say anything.
     """
     if len(requests) < FEWEST:
-        text = f"has {len(requests)} requests, and fewer than {FEWEST} are too few to say anything"
+        text = f"has {count(len(requests), 'request')}, and fewer than {FEWEST} are too few to say anything"
         raise WorkloadError(f"workload.name={workload.name}: {text}")
     if again is not None:
         return _drawn("as drawn", requests, most), _drawn("drawn again with another seed", again, most)
