@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvlab.core import RequestRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.capacity import CapacityCurve
 from kvlab.lab.figures import left_out, run_figures
 from kvlab.lab.figures.capacity_curve import MeasuredCapacity, draw_capacity
+from kvlab.lab.figures.fleet import fleet_figure
 from kvlab.lab.figures.interactive import heat_map_hover, pareto_hover, pool_map_hover, timeline_hover
 from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
@@ -45,6 +47,15 @@ class TestDrawing:
         for figure in (timeline_figure(records), latency_figure(records)):
             assert png(figure).startswith(b"\x89PNG")
         assert timeline_hover(records).to_json()
+
+    def test_a_replica_that_died_has_nothing_until_it_is_back(self) -> None:
+        held = {"blocks_in_use": 3, "waiting": 2}
+        steps = [step(0, **held), step(1, replica=1, **held), step(8, replica=1, **held), step(9, **held)]
+        figure = fleet_figure(StepLog.of(steps), 2, deaths=[(4.0, 1)])
+        maps = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
+        for drawn, value in zip(maps, (75, 2), strict=True):
+            columns = drawn[1].reshape(10, -1).mean(axis=1)  # of a second each
+            assert np.allclose(columns, [0, value, value, value, 0, 0, 0, 0, value, value])
 
     def test_memory_without_a_step_with_one_and_with_many(self) -> None:
         many = [step(n, blocks_in_use=n % 4, tokens_in_use=n, running=1, waiting=n) for n in range(5000)]

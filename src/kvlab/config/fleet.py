@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +29,19 @@ class LifeEvent(NamedTuple):
     at_s: float
     event: str  # die: its requests are lost, and computed again elsewhere; drain: it gets no more; return: it does
     replica: int
+
+
+def life_events(life: Iterable[str], replicas: int) -> list[LifeEvent]:
+    """What `fleet.life` says of so many replicas, by time. Raises ConfigError for what is no such event."""
+    events = []
+    for text in life:
+        match = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
+        if not match or int(match[3]) >= replicas:
+            known = f"0 to {replicas - 1}"
+            form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
+            raise ConfigError("fleet.life", text, form)
+        events.append(LifeEvent(float(match[1]), match[2], int(match[3])))
+    return sorted(events, key=lambda event: event.at_s)
 
 
 @dataclass
@@ -194,15 +208,7 @@ class FleetConfig:
     @property
     def events(self) -> list[LifeEvent]:
         """The replicas' lives, by time. Raises ConfigError for what is none."""
-        events = []
-        for text in self.life:
-            match = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
-            if not match or int(match[3]) >= self.replicas:
-                known = f"0 to {self.replicas - 1}"
-                form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
-                raise ConfigError("fleet.life", text, form)
-            events.append(LifeEvent(float(match[1]), match[2], int(match[3])))
-        return sorted(events, key=lambda event: event.at_s)
+        return life_events(self.life, self.replicas)
 
     def _check_left(self, events: list[LifeEvent]) -> None:
         """Raise ConfigError where no replica is left for some requests."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from kvlab.config.fleet import life_events
 from kvlab.config.groups import read_groups
 from kvlab.errors import OutputError
 from kvlab.kv.pools import unit_of
@@ -42,7 +43,7 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
     if replicas := _replicas(record):
-        figures["fleet"] = fleet_figure(steps, replicas, _groups(record))
+        figures["fleet"] = fleet_figure(steps, replicas, _groups(record), _deaths(record, replicas))
         if (prefixes := record.prefixes()) is not None:
             end_s = float(steps.column("end_s").max(initial=0))
             figures["prefixes"] = prefix_places_figure(prefixes, replicas, end_s)
@@ -87,6 +88,13 @@ def _groups(record: RunRecord) -> list[tuple[str, int]]:
         return []
     replicas, prefill = (int(str(record.config.get(f"fleet.{name}", 0))) for name in ("replicas", "prefill"))
     return [(each.name, each.replicas) for each in read_groups(groups, replicas, prefill)]
+
+
+def _deaths(record: RunRecord, replicas: int) -> list[tuple[float, int]]:
+    """When which replicas died, in seconds."""
+    life = record.config.get("fleet.life")
+    events = life_events(map(str, life), replicas) if isinstance(life, list) else []
+    return [(event.at_s, event.replica) for event in events if event.event == "die"]
 
 
 def title_of(name: str) -> str:

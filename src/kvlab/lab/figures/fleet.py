@@ -17,10 +17,16 @@ _COLUMNS = 400  # moments of a map
 _ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most
 
 
-def fleet_figure(steps: StepLog, replicas: int, groups: Sequence[tuple[str, int]] = ()) -> Figure:
+def fleet_figure(
+    steps: StepLog,
+    replicas: int,
+    groups: Sequence[tuple[str, int]] = (),
+    deaths: Sequence[tuple[float, int]] = (),
+) -> Figure:
     """A map of the share of each replica's pool that is in use, beside it as bars the share of its prompts' tokens
     that were found in its prefix cache, and below it a map of the requests that wait there. Names of
-    `groups`, each of so many replicas, stand beside the rows of that.
+    `groups`, each of so many replicas, stand beside the rows of that. From its death on, in seconds, a replica has
+    nothing until its next step.
     """
     logs = [steps.of_replica(replica) for replica in range(replicas)]
     edges = np.linspace(0, max(float(steps.column("end_s").max(initial=0)), 1e-3), _COLUMNS + 1)
@@ -28,8 +34,12 @@ def fleet_figure(steps: StepLog, replicas: int, groups: Sequence[tuple[str, int]
     for replica, log in enumerate(logs):
         if log:
             series = memory_series(log)
-            used[replica] = 100 * _means(series.at, series.in_use, edges) / max(series.capacity, 1)
-            waiting[replica] = _means(series.at, series.waiting, edges)
+            died = [at_s for at_s, dead in deaths if dead == replica]
+            places = np.searchsorted(series.at, died)
+            at = np.insert(series.at, places, died)
+            blocks, queue = (np.insert(values, places, 0.0) for values in (series.in_use, series.waiting))
+            used[replica] = 100 * _means(at, blocks, edges) / max(series.capacity, 1)
+            waiting[replica] = _means(at, queue, edges)
     prompts, hits = (
         np.array([log.column(f"counters.{name}_tokens").sum() for log in logs]) for name in ("prompt", "hit")
     )
