@@ -131,9 +131,11 @@ class TestWeights:
         assert plan.weights.parameters == parameters
         assert plan.weights.rotary == rotary
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("name", ["llama_tiny", "qwen2_tiny"])
-    def test_equal_the_tensors_of_all_ranks(self, name: str) -> None:
-        overrides = (f"model={name}", "executor=cpu", "executor.tensor_parallel=2", "executor.threads=1")
+    def test_equal_the_tensors_of_all_ranks(self, name: str, dtype: str) -> None:
+        overrides: tuple[str, ...] = (f"model={name}", f"executor.dtype={dtype}", "executor.weights=plain")
+        overrides += ("executor=cpu", "executor.tensor_parallel=2", "executor.threads=1")
         plan, run = planned(*overrides), plan_engine(composed(*overrides))
         parts = [loaded_bytes(build_decoder(run, ranks=RankGroup(rank, 2))) for rank in range(2)]
         assert [sum(each) for each in zip(*parts, strict=True)] == [plan.weights.parameters, plan.weights.rotary]
