@@ -88,6 +88,7 @@ Feature: Advice
     And it says "Overloaded: "
     And it says "no change alone brings more requests within the limits: their mean time decides"
     And the plan is better on both parts than today's settings
+
   @R30.9
   Scenario Outline: The case of <case>
     Then the page of <case> has its commands, what they printed, its pictures, and what one should not conclude

@@ -24,9 +24,10 @@ struct RowLayout {
 
 }  // namespace
 
-// AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction, or 16 rows of 64 int8 by 64 rows of 16. All eight tiles are configured as 16 rows of
-// 64 bytes (fewer for few columns): four or more hold sums, the others hold either side. A tile of the right side has a row for each pair of
-// inputs, or for four in int8, with a pair or four for each of 16 outputs, which is the layout of a packed weight.
+// AMX multiplies 16 rows of 32 bfloat16 by 32 rows of 16 in one instruction, or 16 rows of 64 int8 by 64 rows of 16. All
+// eight tiles are configured as 16 rows of 64 bytes (fewer for few columns): four or more hold sums, the others hold either
+// side. A tile of the right side has a row for each pair of inputs, or for four in int8, with a pair or four for each of 16
+// outputs, which is the layout of a packed weight.
 //
 // The code is compiled where the instruction set has AMX, and used where the system lets the process use it
 // (`has_tiles`).

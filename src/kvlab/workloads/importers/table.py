@@ -85,7 +85,7 @@ class TableImporter(Importer):
     def requests(self) -> Iterator[TracedRequest]:
         columns: dict[str, str] | None = None
         for place, row in self._rows():
-            columns = columns or self._columns(place, self._names or row)
+            columns = columns or self._columns(place, self._names or list(row))
             yield self._request(place, row, columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -108,9 +108,9 @@ class TableImporter(Importer):
             else:
                 yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
 
-    def _columns(self, place: Place, there: Iterable[str]) -> dict[str, str]:
+    def _columns(self, place: Place, names: list[str]) -> dict[str, str]:
         """The columns by our names. Raises ConfigError or WorkloadError."""
-        columns, names = {}, list(there)
+        columns = {}
         for name in NAMES:
             said = self.options.columns.get(name)
             if said is not None and said not in names:
@@ -119,9 +119,9 @@ class TableImporter(Importer):
             for own in [said] if said else _those_of(name, names)[:1]:
                 columns[name] = own
         if "prompt_tokens" not in columns:
-            there_are = ", ".join(map(shown, names))
+            there = ", ".join(map(shown, names))
             raise place.error(
-                f"which column has the prompt's tokens? It has {there_are}; set columns.prompt_tokens=NAME"
+                f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
             )
         self.unread = tuple(name for name in names if name not in columns.values())
         return columns
