@@ -49,7 +49,7 @@ class StepLog(Sequence[StepRecord]):
         floats, whole = np.zeros((count, len(_FLOATS))), np.zeros((count, len(_WHOLE)), dtype=np.int64)
         places, stats, counters = zip(*pools, strict=True)
         lasting = np.diff([*places, count])
-        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *each) for each in stats], lasting, axis=0)
+        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *stat) for stat in stats], lasting, axis=0)
         whole[:, _HAS_COUNTERS] = 1
         whole[places, _HAS_COUNTERS + 1 :] = counters
         for name, values in columns.items():

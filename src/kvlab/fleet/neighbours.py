@@ -63,7 +63,7 @@ class NeighbourTier(ElsewhereTier):
 
     def _sources(self, key: Key) -> Iterator[int]:
         holders = self._holdings.holders.get(key, ())
-        return (each for each in holders if each != self._index and self._replicas[each].takes_requests)
+        return (holder for holder in holders if holder != self._index and self._replicas[holder].takes_requests)
 
     def _begin(self, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
         """A transfer begins of what was held last."""
@@ -83,7 +83,11 @@ class NeighbourTier(ElsewhereTier):
         core = self._replicas[self._index].core
         for key, transfer in self._unnamed:
             load = self._pools[self._index].offload.loading.get(key)
-            names = [each.request.request_id for each in core.scheduler.running if load and each.slot == load.owner]
+            names = [
+                sequence.request.request_id
+                for sequence in core.scheduler.running
+                if load and sequence.slot == load.owner
+            ]
             self.pulls.append(replace(transfer, request_id=names[0] if names else ""))
         self._unnamed = []
 
