@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,20 +35,25 @@ class ReplicaFigures(NamedTuple):
 def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> list[ReplicaFigures]:
     """The figures of each replica, in order."""
     figures = []
-    starts, ends = steps.column("start_s"), steps.column("end_s")
+    starts, ends, taken_by = steps.column("start_s"), steps.column("end_s"), steps.column("replica")
+    running, waiting, seconds = steps.column("running"), steps.column("waiting"), ends - starts
+    prompts, hits = steps.column("counters.prompt_tokens"), steps.column("counters.hit_tokens")
     whole = float(ends.max() - starts.min()) if len(steps) else 0.0
+    records_of = defaultdict[int, list[RequestRecord]](list)
+    for record in records:
+        records_of[record.replica].append(record)
     for replica in range(replicas):
-        own, taken = [record for record in records if record.replica == replica], steps.of_replica(replica)
+        own, taken = records_of[replica], np.flatnonzero(taken_by == replica)
         ttft = latencies_ms(own)["ttft"]
         figures.append(
             ReplicaFigures(
                 requests=sum(not record.sample for record in own),
-                prompt_tokens=int(taken.column("counters.prompt_tokens").sum()),
-                hit_tokens=int(taken.column("counters.hit_tokens").sum()),
+                prompt_tokens=int(prompts[taken].sum()),
+                hit_tokens=int(hits[taken].sum()),
                 output_tokens=sum(len(record.token_times_s) for record in own),
-                peak_running=int(taken.column("running").max(initial=0)),
-                peak_waiting=int(taken.column("waiting").max(initial=0)),
-                busy=float(taken.seconds.sum()) / whole if whole else 0.0,
+                peak_running=int(running[taken].max(initial=0)),
+                peak_waiting=int(waiting[taken].max(initial=0)),
+                busy=float(seconds[taken].sum()) / whole if whole else 0.0,
                 ttft_ms=float(np.median(ttft)) if len(ttft) else None,
             )
         )
