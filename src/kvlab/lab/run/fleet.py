@@ -29,10 +29,6 @@ def check_pulling(plan: EnginePlan, fleet: FleetConfig) -> None:
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
         (not _shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
-        (
-            bool(plan.pool.groups) and (fleet.store is not None or fleet.neighbours),
-            "is of whole prefixes, and some layers keep a window; use kv.windows=false",
-        ),
         (fleet.store is not None and not _store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
