@@ -182,4 +182,6 @@ class PromptObserver:
         is_shared = self._log is not None and not sequence.spec.scores_prompt
         tokens[Reason.TAIL if is_shared else Reason.NOT_SHARED] += left
         diverged = looked.diverged_at if tokens[Reason.DIVERGED] else None
+        if diverged is not None:  # what was found behind that another replica had computed
+            diverged = max(diverged, first)
         return PromptTokens(looked.at_s, {r: n for r, n in tokens.most_common() if n}, diverged, eviction)
