@@ -88,11 +88,31 @@ Feature: Traffic of one's own
 
     @R27.2
     Scenario: What of a table is not used is said
-      Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,0; 2,8,3
+      Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,2; 2,8,3
       When I import "own.csv"
       Then the command succeeds
-      And the message says "without output tokens, so that runs leave them out: 1"
       And the message says "not read: when; columns.arrival=NAME and others say what a column has"
+
+    @R27.2
+    Scenario Outline: Requests that ask for nothing are left out of <what>, and counted
+      Given a file "<file>" with "<names>" and <rows>
+      When I import "<file>"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "24 prompt tokens, 6 output tokens"
+      And the message says "left out, since they ask for nothing: 2, the first <first>"
+
+      Examples:
+        | what             | file      | names                                   | rows | first |
+        | a table          | own.csv   | time,prompt_tokens,output_tokens        | 4,0,3; 5,7,1; 6,9,0; 6.5,8,2; 7,9,3 | in line 2, with 0 prompt tokens |
+        | a trace          | azure.csv | TIMESTAMP,ContextTokens,GeneratedTokens | 2023-11-16 18:15:05,7,1; 2023-11-16 18:15:06,0,0; 2023-11-16 18:15:06,9,0; 2023-11-16 18:15:06.5,8,2; 2023-11-16 18:15:07,9,3 | in line 3, with 0 prompt tokens |
+        | what has no rows | b.json    |                                         | {"request_throughput": 1, "start_times": [5, 6, 6, 6.5, 7], "input_lens": [7, 9, 0, 8, 9], "output_lens": [1, 0, 1, 2, 3], "ttfts": [1, 1, 1, 1, 1], "itls": [[], [], [], [], []]} | request 2, with 0 output tokens |
+
+    @R27.2
+    Scenario: Thousands may be apart
+      Given a file "own.csv" with "prompt_tokens,output_tokens" and "1,833",7; "2,001,833","1,000"
+      When I import "own.csv"
+      Then the command succeeds
+      And the message says "2 requests, 2,003,666 prompt tokens, 1,007 output tokens"
 
     @R27.2
     Scenario Outline: <what> is refused
@@ -111,7 +131,9 @@ Feature: Traffic of one's own
         | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |
         | Times that go backwards    | time,prompt_tokens | 2,7; 1,7         | sort=false | request 2 arrives 1 s before the one before it; sort=true sorts them |
         | A row that is cut off      | time,prompt_tokens | 1,7; 2           | sort=false | line 3: 1 columns; expected 2 as in the first line |
-        | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | '-7'; expected a whole number of tokens, from 1 |
+        | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | own.csv, line 2, column prompt_tokens: '-7'; expected a whole number of tokens, from 0 |
+        | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
+        | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |

@@ -65,9 +65,22 @@ class _Counts:
     output: int = 0
     timed: int = 0
     answered: int = 0
-    without: int = 0  # an output: 0 tokens
+    nothing: int = 0  # requests of 0 tokens, which are left out
+    first_nothing: str = ""  # where the first of them is
     first_s: float = 0.0
     last_s: float = 0.0
+
+    def asking(self, importer: Importer) -> Iterator[TracedRequest]:
+        """The requests that ask for something: with a prompt, and with an output unless that is not known."""
+        for number, request in enumerate(importer.requests(), 1):
+            if request.prompt_tokens and request.output_tokens != 0:
+                yield request
+                continue
+            if not self.nothing:
+                where = f"request {number}" if importer.place is None else f"in line {importer.place.line}"
+                what = f"0 {'output' if request.prompt_tokens else 'prompt'} tokens"
+                self.first_nothing = f"{where}, with {what}"
+            self.nothing += 1
 
     def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests, with arrivals after the first. Raises WorkloadError for times that go backwards."""
@@ -77,9 +90,8 @@ class _Counts:
                 if not self.timed:
                     self.first_s = self.last_s = arrival
                 if arrival < self.last_s:
-                    text = (
-                        f"request {self.requests + 1} arrives {self.last_s - arrival:g} s before the one before it"
-                    )
+                    number = self.requests + self.nothing + 1
+                    text = f"request {number} arrives {self.last_s - arrival:g} s before the one before it"
                     raise WorkloadError(f"{shown(path)}: {text}; sort=true sorts them")
                 self.last_s = arrival
                 self.timed += 1
@@ -88,8 +100,12 @@ class _Counts:
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
             self.answered += request.output_tokens is not None
-            self.without += request.output_tokens == 0
             yield request
+
+    @property
+    def left_out(self) -> str:
+        """What is said of requests that ask for nothing."""
+        return f"left out, since they ask for nothing: {self.nothing:,}, the first {self.first_nothing}"
 
     @property
     def text(self) -> str:
@@ -117,13 +133,15 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
     path = _target(file, settings)
-    read: Iterable[TracedRequest] = importer.requests()
+    counts = _Counts()
+    read: Iterable[TracedRequest] = counts.asking(importer)
     if settings.sort or not kind.in_order:
         read = sorted(read, key=lambda request: request.arrival_s or 0.0)
     requests = iter(read)
     first = next(requests, None)
     if first is None:
-        raise WorkloadError(f"{shown(file)}: holds no request")
+        why = f"; {counts.left_out}" if counts.nothing else ""
+        raise WorkloadError(f"{shown(file)}: holds no request{why}")
     header = Header(
         importer.block_tokens,
         hasher.key_id if kind.reads_text else None,
@@ -136,7 +154,6 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     unknown |= {"prefixes"} if first.hashes is None else set()
     unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
     names = tuple(name for name in UNKNOWN if name in unknown)
-    counts = _Counts()
     write_trace(path, replace(header, unknown=names), counts.count(chain([first], requests), file))
     for what, some in (("an arrival time", counts.timed), ("an output length", counts.answered)):
         if 0 < some < counts.requests:
@@ -144,8 +161,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
                 f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
             )
     said = [UNKNOWN[name] for name in names]
-    if counts.without:
-        said.append(f"without output tokens, so that runs leave them out: {counts.without:,}")
+    if counts.nothing:
+        said.append(counts.left_out)
     if importer.unread:
         unread = ", ".join(map(shown, importer.unread))
         said.append(f"not read: {unread}; columns.arrival=NAME and others say what a column has")

@@ -78,9 +78,9 @@ class TracedRequest:
             columns["hashes"] = [f"{block_hash:016x}" for block_hash in self.hashes]
         return _as_json(columns)
 
-    def check(self, block_tokens: int) -> None:
-        """Raises ValueError for what a trace cannot hold: others may write anything."""
-        if type(self.prompt_tokens) is not int or not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
+    def check(self, block_tokens: int, *, least: int = 1) -> None:
+        """Raises ValueError for what a trace cannot hold, as prompts below `least` tokens: files hold anything."""
+        if type(self.prompt_tokens) is not int or not least <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
             raise ValueError(f"a prompt of {shown(self.prompt_tokens, repr)} tokens")
         for name in _WHOLE:
             value = getattr(self, name)

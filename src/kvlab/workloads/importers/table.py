@@ -91,7 +91,7 @@ class TableImporter(Importer):
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         names, delimiter = self._names, ","
         for number, line in read_lines(self.options.path):
-            place = Place(self.options.path, number)
+            place = self.place = Place(self.options.path, number)
             try:
                 if line.lstrip().startswith(b"{"):
                     yield place, json_object(line)
@@ -128,7 +128,7 @@ class TableImporter(Importer):
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
         said = {name: row.get(column) for name, column in columns.items()}
-        prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], most=MAX_PROMPT_TOKENS)
+        prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], least=0, most=MAX_PROMPT_TOKENS)
         numbers: dict[str, Any] = {"prompt_tokens": prompt}
         for name in ("output_tokens", "cached_tokens"):
             if said.get(name) is not None:
