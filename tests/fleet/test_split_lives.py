@@ -72,6 +72,9 @@ def test_a_request_that_was_lost_where_it_decodes_begins_again(
     assert sent_to(fleet, "decode") == [2, 3]
     assert sent_to(fleet, "prefill") == [0, 1]
     assert fleet.retried == 1
+    lost = [step for step in log.steps if step.replica == 2]
+    assert fleet.lost_tokens == sum(step.prefill_tokens + step.output_tokens for step in lost)
+    assert bool(lost) == (setup_us == 0)
     assert log.records[0].output_token_ids == usual.records[0].output_token_ids
     assert log.records[0].replica == 3
 

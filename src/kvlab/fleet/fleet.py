@@ -110,6 +110,7 @@ class Fleet:
         self._numbers = itertools.count()
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
+        self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
         self._lives: deque[LifeEvent] = deque()
         self.scalers: list[Scaler] = []
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
@@ -260,6 +261,7 @@ class Fleet:
                     neighbour.lose(life.replica, life.at_s)
                 if self.split is not None:
                     self.split.lose(life.replica, life.at_s)
+                self.lost_tokens += replica.lost_tokens()
                 for asked in replica.die():
                     self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
                     self.retried += 1

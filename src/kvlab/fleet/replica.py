@@ -113,6 +113,13 @@ class Replica:
         self.sent_s.append(now)
         self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
 
+    def lost_tokens(self) -> int:
+        """Tokens that it computed for requests that have not ended: of prompts, unless found, and of outputs."""
+        sequences = self.sequences()
+        outputs = sum(len(each.token_times_s) for each in sequences)
+        reached = ((min(each.high_water, each.num_prompt_tokens), each) for each in sequences if not each.index)
+        return outputs + sum(max(tokens - each.cached_tokens, 0) for tokens, each in reached)
+
     def die(self) -> list[Asked]:
         """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A
         step that has begun was the last.

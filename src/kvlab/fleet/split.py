@@ -38,6 +38,7 @@ class Split:
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
+        self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
 
     def serve(self, fleet: Fleet, router: Router) -> None:
         """From now on this fleet's requests are split; `router` chooses who computes prompts."""
@@ -75,6 +76,7 @@ class Split:
     def lose(self, replica: int, now: float) -> None:
         """See Splitting: what was to be pulled from it is computed where it was to go."""
         for name in [name for name, source in self._sources.items() if source == replica]:
+            self._fleet.lost_tokens += self._computed.pop(name, 0)
             self._lose_source(name, now)
 
     def _lose_source(self, name: str, now: float) -> None:
@@ -98,8 +100,15 @@ class Split:
         replica = self._fleet.replicas[source]
         replica.core.keep(name)
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
+
+        def computed(record: RequestRecord) -> None:
+            if record.completed:
+                self._computed[name] = (record.computed_prompt_tokens or 0) - record.cached_tokens
+            prompt.on_finish(record)
+
+        asked = prompt._replace(request=replace(request, sampling=prompt_alone), on_finish=computed)
         try:
-            replica.submit(prompt._replace(request=replace(request, sampling=prompt_alone)), now)
+            replica.submit(asked, now)
         except RequestRefusedError:
             self._let_go(name, now)
             raise
@@ -155,6 +164,7 @@ class Split:
     def _let_go(self, name: str, now: float) -> None:
         """Nobody needs what a replica keeps of a request."""
         source = self._sources.pop(name, None)
+        self._computed.pop(name, None)
         if source is not None:
             replica = self._fleet.replicas[source]
             replica.core.release(name)

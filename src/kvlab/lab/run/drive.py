@@ -48,6 +48,7 @@ class RunLog:
     holdings: Holdings | None = None  # who has what, where that was followed
     store: TierCounts | None = None  # of a store that the replicas have in common
     retried: int = 0  # requests that were lost with a replica and sent again
+    lost_tokens: int = 0  # that replicas which died had computed
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property
