@@ -51,7 +51,8 @@ Feature: Fleets
       Then the command succeeds
       And both runs have the same output tokens
       And the replicas of its requests are "1 1 1 1 1 1"
-      And the message says "replica ... ended ... prompts ... found"
+      And the message says "replica ... ended ... prompts ... found ... pulled ... outputs"
+      And the message says "0 ... 0 ... 127 ... 0.0 % ... 0 ... 1 ... 6 ... 11 ... 0.0 % ... 116 ... 109"
       And its metrics have 6 as "fleet/transfers"
       And no block leaked
 

@@ -28,6 +28,7 @@ from kvlab.fleet.scale import Scaler
 from kvlab.fleet.store import StoreSide
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
+from kvlab.kv.tiers.remote import RemoteTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Splitting(Protocol):
 
     decoding: Sequence[int]  # the replicas that serve what is not split
     transfers: list[Transfer]
+    tiers: dict[int, RemoteTier]  # what is offered to each of these
 
     def takes(self, request: Request) -> bool:
         """Whether a request is served by two."""

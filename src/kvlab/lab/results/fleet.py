@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,9 @@ class ReplicaFigures(NamedTuple):
     """What one replica did."""
 
     requests: int  # that it was given
-    prompt_tokens: int
+    prompt_tokens: int  # that it computed or found
     hit_tokens: int  # of these, served from its prefix cache
+    pulled_tokens: int  # of prompts that another computed for it
     output_tokens: int
     peak_running: int
     peak_waiting: int
@@ -32,19 +33,23 @@ class ReplicaFigures(NamedTuple):
     ttft_ms: float | None  # median
 
 
-def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> list[ReplicaFigures]:
-    """The figures of each replica, in order."""
+def replica_figures(
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, pulled: Mapping[int, int] | None = None
+) -> list[ReplicaFigures]:
+    """The figures of each replica, in order. `pulled`: tokens of prompts that others computed for some of them."""
     figures = []
     starts, ends = steps.column("start_s"), steps.column("end_s")
     whole = float(ends.max() - starts.min()) if len(steps) else 0.0
     for replica in range(replicas):
         own, taken = [record for record in records if record.replica == replica], steps.of_replica(replica)
+        from_others = (pulled or {}).get(replica, 0)  # counted as found, or found again on a return
         ttft = latencies_ms(own)["ttft"]
         figures.append(
             ReplicaFigures(
                 requests=sum(not record.sample for record in own),
-                prompt_tokens=int(taken.column("counters.prompt_tokens").sum()),
-                hit_tokens=int(taken.column("counters.hit_tokens").sum()),
+                prompt_tokens=max(int(taken.column("counters.prompt_tokens").sum()) - from_others, 0),
+                hit_tokens=max(int(taken.column("counters.hit_tokens").sum()) - from_others, 0),
+                pulled_tokens=from_others,
                 output_tokens=sum(len(record.token_times_s) for record in own),
                 peak_running=int(taken.column("running").max(initial=0)),
                 peak_waiting=int(taken.column("waiting").max(initial=0)),
@@ -137,10 +142,11 @@ def prefixes_table(holdings: Holdings) -> pa.Table:
 
 def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
     """A row for each replica, numbered from `first` on: requests that ended there, none where it only prefills,
-    tokens of prompts, the share found in the cache, output tokens, the most sequences that ran and waited, time in
-    steps, and the median time to first token.
+    tokens of prompts that it computed or found, the share found in its cache, where any pulled some those that it
+    pulled, output tokens, most sequences that ran and waited, time in steps, and the median time to first token.
     """
-    names = ("ended", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
+    pulls = ["pulled"] if any(figures.pulled_tokens for figures in every) else []
+    names = ("ended", "prompts", "found", *pulls, "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
     for number, figures in enumerate(every, first):
         rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
@@ -150,6 +156,7 @@ def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
             f"{figures.requests:,}",
             f"{figures.prompt_tokens:,}",
             f"{rate:.1f} %",
+            *(f"{figures.pulled_tokens:,}" for _ in pulls),
             f"{figures.output_tokens:,}",
             f"{figures.peak_running:,}",
             f"{figures.peak_waiting:,}",

@@ -124,7 +124,8 @@ class Reporter:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if isinstance(plan, RunPlan) and len(plan.replicas) > 1 and not self.context.in_sweep:
-            figures, first = replica_figures(log.records, log.steps, len(plan.replicas)), 0
+            figures = replica_figures(log.records, log.steps, len(plan.replicas), log.pulled_tokens)
+            first = 0
             for name, count, _ in plan.parts:
                 if name:
                     self.console.print(f"\n{name}", soft_wrap=True)

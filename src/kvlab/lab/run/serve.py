@@ -170,7 +170,10 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
             holdings.until(log.duration_s)
             log.holdings = holdings
         log.replica_names = engine.router.config.names
-        log.transfers = [] if engine.split is None else engine.split.transfers
+        if (split := engine.split) is not None:
+            log.transfers = split.transfers
+            size = engine.views[0].block_size
+            log.pulled_tokens = {index: tier.counts.hits * size for index, tier in split.tiers.items()}
 
 
 def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:
