@@ -128,6 +128,9 @@ class Fleet:
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
         asked = Asked(request, on_output, on_finish or (lambda record: None))
+        if self._lives and self._lives[0].at_s <= request.arrival_s <= self.clock.now():
+            self._live_until(request.arrival_s)
+            self._advance()  # to what follows from a death before, which comes first
         if request.arrival_s > self.clock.now():
             self.at(request.arrival_s, asked, partial(self._arrive, asked))
         else:
@@ -261,6 +264,8 @@ class Fleet:
             if life.event == "die":
                 for neighbour in self.neighbours:
                     neighbour.lose(life.replica, life.at_s)
+                if (side := self.sides.get(life.replica)) is not None:
+                    side.lose(life.at_s)
                 if self.split is not None:
                     self.split.lose(life.replica, life.at_s)
                 self.lost_tokens += replica.lost_tokens()
