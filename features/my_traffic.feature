@@ -108,6 +108,15 @@ Feature: Traffic of one's own
         | what has no rows | b.json    |                                         | {"request_throughput": 1, "start_times": [5, 6, 6, 6.5, 7], "input_lens": [7, 9, 0, 8, 9], "output_lens": [1, 0, 1, 2, 3], "ttfts": [1, 1, 1, 1, 1], "itls": [[], [], [], [], []]} | request 2, with 0 output tokens |
 
     @R27.2
+    Scenario: Fields of a log may be within others
+      Given a file "log.jsonl" with "" and {"ts": "2026-11-20T09:00:00+02:00", "usage": {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}}; {"ts": "2026-11-20T07:00:01.5Z", "usage": {"prompt_tokens": 17, "completion_tokens": 5}}; {"ts": "2026-11-20T07:00:02Z", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+      When I import "log.jsonl"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "33 prompt tokens, 9 output tokens"
+      And the message says "run it"
+      And nothing is said of "not read"
+
+    @R27.2
     Scenario: Thousands may be apart
       Given a file "own.csv" with "prompt_tokens,output_tokens" and "1,833",7; "2,001,833","1,000"
       When I import "own.csv"
@@ -120,12 +129,13 @@ Feature: Traffic of one's own
       When I import "own.csv" with "<settings>"
       Then the command fails without a traceback
       And the message says "<message>"
+      And no trace is left
 
       Examples:
         | what                       | names              | rows             | settings | message |
         | A file of no known format  | a,b                | 1,2              | sort=false | format=auto: that of ...own.csv is not recognised; known: aiperf, azure |
         | A file of unknown columns  | a,b                | 1,2              | sort=false | (kvlab import --help); it begins with a,b |
-        | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
+        | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 2; expected all or none |
         | A column that is not there | a,b                | 1,2              | columns.prompt_tokens=in | columns.prompt_tokens=in: the file has no such column; it has a, b |
         | A time in another unit     | time,prompt_tokens | 1700000000000,7  | sort=false | 1700000000000 is no time in seconds; set unit=ms if it is |
         | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |
@@ -134,7 +144,7 @@ Feature: Traffic of one's own
         | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | own.csv, line 2, column prompt_tokens: '-7'; expected a whole number of tokens, from 0 |
         | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
-        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
+        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |
 

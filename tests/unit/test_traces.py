@@ -18,6 +18,7 @@ from kvlab.errors import CapacityError, RequestRefusedError, WorkloadError
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import workload_digest
+from kvlab.workloads.lines import read_head
 from tests.support.engines import make_engine, request
 from tests.support.model import VOCAB
 
@@ -273,3 +274,10 @@ def test_a_file_that_is_no_such_trace_is_refused(path: Path, source: str, text: 
     with pytest.raises(WorkloadError) as refused:
         read(path, source, text)
     assert message.format(path) in str(refused.value)
+
+
+def test_text_of_a_spreadsheet_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("time,prompt_tokens\n1,7\n".encode("utf-16"))
+    with pytest.raises(WorkloadError, match="is UTF-16 text; save it as UTF-8"):
+        read_head(str(path))

@@ -67,17 +67,23 @@ class _Counts:
     answered: int = 0
     nothing: int = 0  # requests of 0 tokens, which are left out
     first_nothing: str = ""  # where the first of them is
+    untimed: str = ""  # where the first without an arrival time is, and without an output length
+    unanswered: str = ""
     first_s: float = 0.0
     last_s: float = 0.0
 
     def asking(self, importer: Importer) -> Iterator[TracedRequest]:
         """The requests that ask for something: with a prompt, and with an output unless that is not known."""
         for number, request in enumerate(importer.requests(), 1):
+            where = f"request {number}" if importer.place is None else f"in line {importer.place.line}"
             if request.prompt_tokens and request.output_tokens != 0:
+                if request.arrival_s is None:
+                    self.untimed = self.untimed or where
+                if request.output_tokens is None:
+                    self.unanswered = self.unanswered or where
                 yield request
                 continue
             if not self.nothing:
-                where = f"request {number}" if importer.place is None else f"in line {importer.place.line}"
                 what = f"0 {'output' if request.prompt_tokens else 'prompt'} tokens"
                 self.first_nothing = f"{where}, with {what}"
             self.nothing += 1
@@ -101,6 +107,17 @@ class _Counts:
             self.output += request.output_tokens or 0
             self.answered += request.output_tokens is not None
             yield request
+
+    def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
+        """The requests. Raises WorkloadError behind the last where some have what others have not."""
+        yield from requests
+        for what, some, first in (
+            ("an arrival time", self.timed, self.untimed),
+            ("an output length", self.answered, self.unanswered),
+        ):
+            if 0 < some < self.requests:
+                text = f"{some} of {self.requests} requests have {what}, the first without is {first}"
+                raise WorkloadError(f"{shown(path)}: {text}; expected all or none")
 
     @property
     def left_out(self) -> str:
@@ -154,12 +171,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     unknown |= {"prefixes"} if first.hashes is None else set()
     unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
     names = tuple(name for name in UNKNOWN if name in unknown)
-    write_trace(path, replace(header, unknown=names), counts.count(chain([first], requests), file))
-    for what, some in (("an arrival time", counts.timed), ("an output length", counts.answered)):
-        if 0 < some < counts.requests:
-            raise WorkloadError(
-                f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
-            )
+    counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
+    write_trace(path, replace(header, unknown=names), counted)
     said = [UNKNOWN[name] for name in names]
     if counts.nothing:
         said.append(counts.left_out)

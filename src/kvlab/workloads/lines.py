@@ -63,6 +63,8 @@ def read_head(name: str) -> str:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise WorkloadError(f"{shown(name)}: cannot be read: {reason}") from error
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise WorkloadError(f"{shown(name)}: is UTF-16 text; save it as UTF-8")
     return data.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, ClassVar
 
 from kvlab.core import MAX_WHOLE
@@ -16,12 +17,23 @@ from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, are_ids, moment
 
+_NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_details
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
 #: have its unit behind it, as timestamp_ms.
 NAMES = {
     "arrival": (
-        *("arrival", "arrived_at", "arrival_time", "timestamp", "time", "start_time", "created_at", "created"),
+        *(
+            "arrival",
+            "arrived_at",
+            "arrival_time",
+            "timestamp",
+            "ts",
+            "time",
+            "start_time",
+            "created_at",
+            "created",
+        ),
         *("date", "datetime", "request_time", "started_at"),
     ),
     "prompt_tokens": (
@@ -57,11 +69,24 @@ def _unit_of(column: str) -> str | None:
 
 def _those_of(name: str, columns: Iterable[str]) -> list[str]:
     """The columns whose names are known as those of `name`, the best known first."""
-    plain = {column: _plain(column) for column in columns}
+    plain = {column: _plain(column.rpartition(".")[2]) for column in columns}
     if name == "arrival":
         plain = {column: own.removesuffix(f"_{_unit_of(column)}") for column, own in plain.items()}
     known = NAMES[name]
     return sorted((column for column in plain if plain[column] in known), key=lambda own: known.index(plain[own]))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose fields that are objects are columns, as usage.prompt_tokens."""
+    for _ in range(_NESTED):
+        if not any(isinstance(value, dict) for value in row.values()):
+            break
+        parts = (
+            [(name, value)] if not isinstance(value, dict) else [(f"{name}.{own}", value[own]) for own in value]
+            for name, value in row.items()
+        )
+        row = dict(chain.from_iterable(parts))
+    return row
 
 
 @IMPORTERS.register("table")
@@ -94,7 +119,7 @@ class TableImporter(Importer):
             place = self.place = Place(self.options.path, number)
             try:
                 if line.lstrip().startswith(b"{"):
-                    yield place, json_object(line)
+                    yield place, _flat(json_object(line))
                     continue
                 if not names:
                     delimiter = _delimiter(line.decode(errors="replace"))
