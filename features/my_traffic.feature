@@ -109,7 +109,7 @@ Feature: Traffic of one's own
 
     @R27.2
     Scenario: Fields of a log may be within others
-      Given a file "log.jsonl" with "" and {"ts": "2026-11-20T09:00:00+02:00", "usage": {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}}; {"ts": "2026-11-20T07:00:01.5Z", "usage": {"prompt_tokens": 17, "completion_tokens": 5}}; {"ts": "2026-11-20T07:00:02Z", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+      Given a file "log.jsonl" with "" and {"ts": "2026-11-20T09:00:00+02:00", "usage": {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2.0}}}; {"ts": "2026-11-20T07:00:01.5Z", "usage": {"prompt_tokens": 17, "completion_tokens": 5}}; {"ts": "2026-11-20T07:00:02Z", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
       When I import "log.jsonl"
       Then the trace's requests arrive at 0, 1.5, 2 s
       And the message says "33 prompt tokens, 9 output tokens"
@@ -143,6 +143,9 @@ Feature: Traffic of one's own
         | A row that is cut off      | time,prompt_tokens | 1,7; 2           | sort=false | line 3: 1 columns; expected 2 as in the first line |
         | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | own.csv, line 2, column prompt_tokens: '-7'; expected a whole number of tokens, from 0 |
         | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
+        | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
+        | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
+        | A cell of several lines    | time,prompt_tokens | 1,"7             | sort=false | line 2: a cell in quotes does not end in this line |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
@@ -165,6 +168,8 @@ Feature: Traffic of one's own
         | a number that is text         | p.json  | [{"start_time": 1, "end_time": 2, "info": {"input_tokens": "7", "output_tokens": 1}}] | p.json: a prompt of '7' tokens; expected inference-perf's |
         | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
         | blocks without tokens         | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 0, "input_length": 7, "input_sequence_hashes": []}}} | d.jsonl, line 1: |
+        | a line that is no JSON        | own.jsonl | {"time": 1, "prompt_tokens": 7}; oops | own.jsonl, line 2: Expecting value (character 1); expected a line |
+        | a file that is packed otherwise | own.csv.bz2 | BZh9 | own.csv.bz2: is packed by bzip2; unpack it, or save it as CSV |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 
     @R27.1

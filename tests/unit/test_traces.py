@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kvlab.config import WorkloadConfig
@@ -19,6 +21,7 @@ from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import workload_digest
 from kvlab.workloads.lines import read_head
+from kvlab.workloads.trace_format import read_header
 from tests.support.engines import make_engine, request
 from tests.support.model import VOCAB
 
@@ -231,7 +234,7 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
     "CSV as JSON, with its reader": ("mooncake", LENGTHS, "; workload=sharegpt_lengths reads this one"),
     "lengths as azure": ("azure", LENGTHS, "GeneratedTokens; workload=sharegpt_lengths reads this one"),
     "an unknown table": ("burstgpt", "a,b\n1,2\n", "{}, line 1: 'a,b'; workload=burstgpt expects the columns"),
-    "an open quote": ("azure", HEAD + '"2023', "{}, line 2: unexpected end of data"),
+    "an open quote": ("azure", HEAD + '"2023', "{}, line 2: a cell in quotes does not end in this line"),
     "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text (byte 1); expected the"),
     "cut in a character": ("azure", AZURE_2024.encode() + b"2\xc3", "{}, line 4: it is not UTF-8 text (byte 2);"),
     "compressed and cut": ("azure", gzip.compress(AZURE_2024.encode())[:-9], "; was it cut off?"),
@@ -281,3 +284,9 @@ def test_text_of_a_spreadsheet_that_is_not_utf_8_is_named(tmp_path: Path) -> Non
     path.write_bytes("time,prompt_tokens\n1,7\n".encode("utf-16"))
     with pytest.raises(WorkloadError, match="is UTF-16 text; save it as UTF-8"):
         read_head(str(path))
+
+
+def test_a_table_in_parquet_is_told_what_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"time": [1.0], "prompt_tokens": [7]}), tmp_path / "a.parquet")
+    with pytest.raises(WorkloadError, match="makes one of CSV or JSON lines, and of no other Parquet"):
+        read_header(str(tmp_path / "a.parquet"))

@@ -191,11 +191,12 @@ def _target(file: str, settings: ImportSettings) -> Path:
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
     """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
+    header = read_header(file)
     if is_parquet(file) == (settings.to or "").endswith(PARQUET):
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
-    header, path, counts = read_header(file), _target(file, settings), _Counts()
+    path, counts = _target(file, settings), _Counts()
     requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)

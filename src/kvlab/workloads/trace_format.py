@@ -230,7 +230,8 @@ def _header(place: Place, line: bytes) -> Header:
         what = (
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
-        raise place.error(f"{what}; kvlab import FILE makes one of other formats")
+        others = "CSV or JSON lines, and of no other Parquet" if is_parquet(place.path or "") else "other formats"
+        raise place.error(f"{what}; kvlab import FILE makes one of {others}")
     block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
     values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
     unknown = values.get("unknown", ())

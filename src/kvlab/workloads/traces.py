@@ -57,6 +57,8 @@ class Place(NamedTuple):
 
     def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
         """A number of tokens. Raises WorkloadError for anything else."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # pandas again, in JSON
         if isinstance(value, str) and _THOUSANDS.fullmatch(value):
             value = value.replace(",", "")
         if isinstance(value, str) and _TOKEN_COUNT.fullmatch(value):

@@ -114,11 +114,12 @@ class TableImporter(Importer):
             yield self._request(place, row, columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        names, delimiter = self._names, ","
+        names, delimiter, is_json = self._names, ",", None
         for number, line in read_lines(self.options.path):
             place = self.place = Place(self.options.path, number)
             try:
-                if line.lstrip().startswith(b"{"):
+                is_json = line.lstrip().startswith(b"{") if is_json is None else is_json
+                if is_json:
                     yield place, _flat(json_object(line))
                     continue
                 if not names:
@@ -142,6 +143,8 @@ class TableImporter(Importer):
                 text = f"the file has no such column; it has {', '.join(map(shown, names))}"
                 raise ConfigError(f"columns.{name}", said, text)
             for own in [said] if said else _those_of(name, names)[:1]:
+                if names.count(own) > 1:
+                    raise place.error("is there twice; rename one of them", own)
                 columns[name] = own
         if "prompt_tokens" not in columns:
             there = ", ".join(map(shown, names))
@@ -179,12 +182,17 @@ class TableImporter(Importer):
 
     def _seconds(self, place: Place, value: Any, column: str) -> float:
         """A time as seconds. Raises WorkloadError."""
-        unit = self.options.unit or _unit_of(column)
+        unit, expected = (
+            self.options.unit or _unit_of(column),
+            "a number, or a date and time such as 2026-11-16T18:15:46Z",
+        )
         try:
             number = float(value)
         except (TypeError, ValueError):
-            return place.seconds(value, column, "a number, or a date and time such as 2026-11-16T18:15:46Z", moment)
-        if unit is None and math.isfinite(number) and abs(number) > 1e11:
+            return place.seconds(value, column, expected, moment)
+        if not math.isfinite(number):
+            raise place.error(f"{shown(value, repr)}; expected {expected}", column)
+        if unit is None and abs(number) > 1e11:
             likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
             raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
         return number * UNITS[unit or "s"]
