@@ -122,6 +122,8 @@ class Fleet:
     def live(self, events: Iterable[LifeEvent]) -> None:
         """Let replicas die, drain and return at their times."""
         self._lives = deque(sorted(events))
+        for life in self._lives:
+            self.replicas[life.replica].may_die |= life.event == "die"
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
