@@ -184,6 +184,20 @@ Feature: Fleets
 
   Rule: A replica may pull a prefix that another has
 
+    @R28.29
+    Scenario Outline: Of a prompt of which two layers of three <see> <blocks> blocks come <whence>
+      When I run "executor=simulated hardware=l4 model=gemma3_tiny model.max_seq_len=256 kv.num_blocks=96 kv.block_size=8 workload.num_requests=2 workload.group_len=96 workload.num_groups=1 workload.arrival=uniform workload.rate=4 fleet.replicas=2 <settings>" on a tiny model
+      Then all 2 requests were completed
+      And 1 request found 96 tokens or more, and no block leaked
+      And its metrics have <figure> as "<metric>"
+
+      Examples: a block of one layer of each group is 2,048 bytes
+        | see                    | whence           | settings                                                  | blocks | figure | metric                   |
+        | see the last 32 tokens | from a store     | fleet.store=1MiB                                          | 20     | 20     | fleet/store_loaded_blocks |
+        | keep all 96 tokens     | from a store     | fleet.store=1MiB kv.windows=false                         | 12     | 12     | fleet/store_loaded_blocks |
+        | see the last 32 tokens | from a neighbour | fleet.neighbours=true fleet.pull=always                   | 20     | 40960  | fleet/pulled_bytes       |
+        | keep all 96 tokens     | from a neighbour | fleet.neighbours=true fleet.pull=always kv.windows=false  | 12     | 73728  | fleet/pulled_bytes       |
+
     @R28.19 @R28.20
     Scenario Outline: A prefix that another replica has computed is pulled <when>
       When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=3 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.neighbours=true <settings>" on a tiny model
@@ -247,8 +261,6 @@ Feature: Fleets
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |
-        | model=gemma3_tiny fleet.replicas=3 fleet.prefill=1 fleet.store=1GiB | fleet.store=1GiB: is of whole prefixes, and some layers keep a window; use kv.windows=false |
-        | model=gemma3_tiny fleet.replicas=3 fleet.neighbours=true | fleet.neighbours=true: is of whole prefixes, and some layers keep a window; use kv.windows=false |
         | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |

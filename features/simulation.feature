@@ -165,16 +165,19 @@ Feature: Simulation
         | kimi_k2         | hardware=b200_sxm executor.tensor_parallel=8 framework=sglang                    | sglang 0.5.14 on b200_sxm      |
 
     @R29.30
-    Scenario Outline: Experts of <model> on <devices> with kernels that TensorRT-LLM generates
+    Scenario Outline: Experts of <model> on <devices> with <kernels>
       Given the tables of measured operations
-      When I run "executor=simulated executor.dtype=bfloat16 model=<model> hardware=b200_sxm <devices>" on a tiny model
+      When I run "executor=simulated executor.dtype=bfloat16 model=<model> hardware=<devices> framework.expert_kernels=<kernels>" on a tiny model
       Then the message says "timing silicon (<tables>)"
       And all 4 requests were completed
 
       Examples:
-        | model        | devices                                     | tables                                                      |
-        | gpt_oss_120b | framework.expert_kernels=trtllm_gen         | vllm 0.24.0 on b200_sxm, w4a8_mxfp4_mxfp8 of sglang 0.5.14  |
-        | deepseek_v3  | executor.tensor_parallel=8 framework=trtllm | trtllm 1.3.0rc20 on b200_sxm, fp8_block of sglang 0.5.14    |
+        | model        | devices                                              | kernels    | tables                                                     |
+        | gpt_oss_120b | b200_sxm                                             | trtllm_gen | vllm 0.24.0 on b200_sxm, w4a8_mxfp4_mxfp8 of sglang 0.5.14 |
+        | deepseek_v3  | b200_sxm executor.tensor_parallel=8 framework=trtllm | trtllm_gen | trtllm 1.3.0rc20 on b200_sxm, fp8_block of sglang 0.5.14   |
+        | minimax_m2   | b200_sxm executor.tensor_parallel=4                  | triton     | vllm 0.24.0 on b200_sxm, experts of vllm 0.19.0, fp8_block of sglang 0.5.14 |
+        | minimax_m2   | h200_sxm executor.tensor_parallel=4                  | cutlass    | vllm 0.24.0 on h200_sxm, experts of trtllm 1.3.0rc20, fp8_block of sglang 0.5.14 |
+        | minimax_m2   | b300_sxm executor.tensor_parallel=4                  | triton     | vllm 0.24.0 on b300_sxm, fp8_block of sglang 0.5.14        |
 
     @R29.12
     Scenario: Where experts were not measured as they are divided, the roofline is taken, and says why

@@ -29,7 +29,7 @@ from kvlab.lab.machine import describe
 BLOCK, VOCAB = 16, 150_000
 RUN = (
     "executor.device=cpu", "executor.dtype=bfloat16", "workload=burst16", "workload.num_requests=2", "kv=paged",
-    "kv.memory=512MiB", "tracking=off",
+    "kv.memory=512MiB", "tracking=off", "executor.weights=plain",
 )  # fmt: skip
 MIB = 2**20
 
@@ -109,7 +109,8 @@ def planned_and_peak(overrides: list[str]) -> dict[str, int]:
         "peak": int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024,  # of this program
         "weights": plan.weights.total,
         "cache": plan.pool.num_bytes,
-        "working": plan.working.peak,
+        "working": plan.working.peak - plan.working.small,
+        "margin": plan.working.small,
     }
 
 
@@ -126,19 +127,27 @@ def main() -> None:
     print(f"{describe('cpu')}, {time.strftime('%Y-%m-%d')}\n\n| what | bytes | of each |\n|---|---|---|")
     for what, count, each in (*ledger(arguments.blocks, arguments.sequences), *engine(arguments.sequences)):
         print(f"| {what} | {count:,.0f} | {each} |", flush=True)
-    print("\n| model | weights | K and V | working memory | planned, MiB | peak less libraries | peak / plan |")
-    print("|---" * 7 + "|")
+    columns = (
+        "weights",
+        "K and V",
+        "working memory",
+        "margin",
+        "planned, MiB",
+        "peak",
+        "peak / plan",
+        "without margin",
+    )
+    print(f"\n| model | {' | '.join(columns)} |\n{'|---' * (1 + len(columns))}|")
     for model in filter(None, arguments.models.split(",")):
         command = [sys.executable, "-m", "experiments.memory.run", "--one", f"model={model}", *RUN]
         found = json.loads(
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
         )
-        planned = found["weights"] + found["cache"] + found["working"]
-        taken = found["peak"] - found["base"]
-        parts = " | ".join(f"{found[name] / MIB:,.0f}" for name in ("weights", "cache", "working"))
-        print(
-            f"| {model} | {parts} | {planned / MIB:,.0f} | {taken / MIB:,.0f} | {taken / planned:.3f} |", flush=True
-        )
+        names = ("weights", "cache", "working", "margin")
+        planned, taken = sum(found[name] for name in names), found["peak"] - found["base"]
+        parts = " | ".join(f"{found[name] / MIB:,.0f}" for name in names)
+        ratios = f"{taken / planned:.3f} | {taken / (planned - found['margin']):.3f}"
+        print(f"| {model} | {parts} | {planned / MIB:,.0f} | {taken / MIB:,.0f} | {ratios} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -108,12 +108,18 @@ def sglang(row: Row) -> list[str]:
 
 def minimax(row: Row) -> list[str]:
     """Scripts changed with the images: until April 2026 they name neither budget nor type of K and V, and those of
-    B200 and of 8 H200 divide experts always. The first of nvfp4 name no budget, and fuse all-reduces.
+    B200 and of 8 H200 divide experts always; that of B200 has `VLLM_USE_FLASHINFER_MOE_FP8=0` and
+    `VLLM_MOE_USE_DEEP_GEMM=0`, which leaves Triton's kernels. vLLM 0.16 takes FlashInfer's of CUTLASS on a Hopper
+    (vllm-project/vllm 34249). The first of nvfp4 name no budget, and fuse all-reduces.
     """
     if row.measured < "2026-04" and row.experts != "nvfp4":
         always = row.system == "b200_sxm" or row.tensor_parallel == 8
         experts = [f"executor.expert_parallel={row.devices}"] if always else divided(row)
         share = 0.9 if row.system == "h100_sxm" else 0.95
+        if row.system == "b200_sxm":
+            experts.append("framework.expert_kernels=triton")
+        elif row.version == "0.16.0":
+            experts.append("framework.expert_kernels=cutlass")
         return ["scheduler.max_batched_tokens=8192", f"executor.memory_utilization={share}", *experts, *fused(row)]
     is_first = row.experts == "nvfp4" and row.version.startswith("nightly")
     tokens = 8192 if is_first else 2 * row.prompt

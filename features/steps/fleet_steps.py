@@ -72,7 +72,10 @@ def same_tokens(commands: list[Command]) -> None:
     assert first == second
 
 
-@then(parsers.parse("{count:d} requests found {tokens:d} tokens or more, and no block leaked"))
+@then(
+    parsers.re(r"(?P<count>\d+) requests? found (?P<tokens>\d+) tokens or more, and no block leaked"),
+    converters={"count": int, "tokens": int},
+)
 def found_tokens(commands: list[Command], count: int, tokens: int) -> None:
     assert sum(row["cached_tokens"] >= tokens for row in commands[-1].rows("requests.parquet")) == count
     no_leak(commands)

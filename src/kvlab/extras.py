@@ -17,7 +17,7 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:
         found = []
     own = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
-    names = [each.partition(";")[0].strip() for each in found if own.search(each)]
+    names = [line.partition(";")[0].strip() for line in found if own.search(line)]
     return "pip install " + (" ".join(map(shlex.quote, names)) or f"-e '.[{extra}]'")
 
 

@@ -63,7 +63,7 @@ def explained(settings: list[str]) -> tuple[RunPlan, RunLog, Explanation]:
 
 @pytest.mark.parametrize("seed", [*range(8), 8, 11, 12, 15, 16, 20, 24, 28, 32, 36])
 def test_intervals_meet_from_arrival_to_end(seed: int) -> None:
-    _, log, found = explained(drawn(seed))
+    plan, log, found = explained(drawn(seed))
     assert {record.key: record for record in log.records} == found.records  # to look changes nothing
     assert found.lives.keys() == found.records.keys()
     for key, record in found.records.items():
@@ -76,6 +76,8 @@ def test_intervals_meet_from_arrival_to_end(seed: int) -> None:
         if not record.sample:
             assert sum(found.prompts[key].tokens.values()) == record.prompt_tokens
             assert found.prompts[key].tokens.get(Reason.FOUND, 0) == record.cached_tokens
+            diverged = found.prompts[key].diverged_at
+            assert diverged is None or diverged >= record.cached_tokens // plan.config.kv.block_size
 
 
 def test_a_change_is_what_a_fleet_with_it_gives() -> None:

@@ -21,7 +21,7 @@ def check_holdings(fleet: Fleet) -> None:
     holdings = fleet.holdings
     assert holdings is not None
     pools = [replica.core.pool for replica in fleet.replicas]
-    for key, holders in holdings.holders.items():
+    for key, holders in (holdings.holders | holdings.others).items():
         for index, block in holders.items():
             pool = pools[index]
             assert isinstance(pool, BlockPool)
@@ -31,8 +31,9 @@ def check_holdings(fleet: Fleet) -> None:
     for neighbour in fleet.neighbours:
         for key, pull in neighbour._under_way.items():
             if pull.slot is not None:  # its source keeps it
-                kept = pools[pull.source].blocks(pull.slot).tolist()  # type: ignore[attr-defined]
-                assert holdings.holders[key][pull.source] in kept
+                groups = pools[pull.source].groups  # type: ignore[attr-defined]
+                kept = [block for group in groups for block in group.tables.blocks(pull.slot)]
+                assert holdings.of(key)[pull.source] in kept
     copies = [len(holders) for holders in holdings.holders.values()]
     assert holdings.duplicates.held == sum(copies) * pools[0].block_size
     assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
@@ -67,7 +68,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     prefill = draw.randrange(1, replicas) if is_split else 0
     scale = _rule(draw, replicas - prefill) if is_split and draw.random() < 0.3 else ScaleConfig()
     prefill_scale = _rule(draw, prefill) if is_split and draw.random() < 0.3 else ScaleConfig()
-    has_windows = is_split and draw.random() < 0.3
+    has_windows = draw.random() < 0.3
     settings = FleetConfig(
         replicas=replicas,
         router=draw.choice(ROUTERS.names()),
@@ -80,9 +81,9 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         handshake="decode_first" if is_decode_first else "prefill_first",
         link=link,
         life=[] if scale.on or prefill_scale.on else _lives(draw, replicas, prefill),
-        store=None if has_windows else draw.choice((None, "10", "100")),
+        store=draw.choice((None, "10", "100")),
         store_weight=draw.choice((0.0, 0.8)),
-        neighbours=draw.random() < 0.5 and not has_windows,
+        neighbours=draw.random() < 0.5,
         pull=draw.choice(("auto", "always", "cheaper")),
     )
     offload = draw.choice((None, "8KiB", "32KiB", "1MiB"))

@@ -55,3 +55,35 @@ def test_all_that_is_pulled_is_found(handshake: str, send: str) -> None:
     assert fleet.split is not None
     assert len(fleet.split.transfers) > 5
     assert log.completed == 30
+
+
+def same(name: str, at_s: float) -> Request:
+    return Request(name, prompt_for("same", 41), SamplingParams(max_tokens=2), at_s)
+
+
+@pytest.mark.parametrize("way", [{"store": "100"}, {"neighbours": True}])
+@pytest.mark.parametrize(("setup_us", "pull", "found"), [
+    (0.0, "always", 40), (1e4, "always", 40), (1e4, "cheaper", 0),
+])  # fmt: skip
+def test_what_others_have_is_loaded_where_it_is_worth_it(
+    way: dict[str, object], setup_us: float, pull: str, found: int
+) -> None:
+    link = LinkConfig(setup_us=setup_us)
+    config = FleetConfig(replicas=2, link=link, pull=pull, **way)  # type: ignore[arg-type]
+    fleet = fleet_of(config, own=POOL | WINDOWED, is_open=True, prefill_s=1e-4)
+    log = serve(fleet, [same("r0", 0.0), same("r1", 1.0)])
+    assert [record.cached_tokens for record in log.records] == [0, found]
+    (tier,) = fleet.replicas[1].core.pool.offload.tiers  # type: ignore[attr-defined]
+    assert tier.counts.loaded == (10 + 3 * 2 if found else 0)  # all of one group, of three a window of two blocks
+
+
+def test_a_neighbour_without_its_windows_is_not_asked() -> None:
+    config = FleetConfig(replicas=2, pull="always", neighbours=True)
+    fleet = fleet_of(config, own=POOL | WINDOWED, is_open=True, prefill_s=1.0)
+    serve(fleet, [same("r0", 0.0)])
+    assert fleet.holdings is not None
+    fleet.holdings.until(1.0)
+    assert fleet.holdings.others
+    fleet.holdings.others.clear()  # as if they were evicted
+    assert [record.cached_tokens for record in serve(fleet, [same("r1", 2.0)]).records] == [0]
+    assert not fleet.neighbours[1].pulls

@@ -206,9 +206,13 @@ def test_keys_are_those_of_a_pool_and_equal_for_equal_beginnings() -> None:
     tokens = list(range(100))
     request = Request("a", tuple(tokens), SamplingParams(max_tokens=1), salt="x")
     by_call = RoutedCall({"prompt": tokens, "cache_salt": "x", "max_tokens": 5})
-    assert by_call.keys(16) == RoutedPrompt(request, "a").keys(16)
+    assert list(by_call.keys(16)) == list(RoutedPrompt(request, "a").keys(16))
     assert (by_call.prompt_tokens, by_call.output_tokens) == (100, 5)
-    assert RoutedCall({"prompt": "text"}, tokens=tokens).keys(16, 2) == RoutedCall({"prompt": tokens}).keys(16)[:2]
+    assert (
+        RoutedCall({"prompt": "text"}, tokens=tokens).keys(16, 2)[:] == RoutedCall({"prompt": tokens}).keys(16)[:2]
+    )
+    assert by_call.keys(16)[-1] == by_call.keys(16)[5]
+    assert len(by_call.keys(16, 4)) == 4
     first = [{"role": "system", "content": "ä" * 100}, {"role": "user", "content": "one"}]
     longer = RoutedCall({"messages": [*first, {"role": "user", "content": "more"}]}).keys(16)
     shorter = RoutedCall({"messages": first}).keys(16)

@@ -16,6 +16,7 @@ from kvlab.models.sparse import Division, SparseConfig, read_sparse
 from kvlab.planning.devices import plan_on_devices
 from kvlab.planning.plan import MemoryPlan
 from kvlab.planning.sparse import expert_bytes
+from kvlab.simulation import operations
 from kvlab.simulation.timings.roofline import RooflineTiming
 from kvlab.simulation.timings.silicon import SiliconTiming
 from tests.simulation.test_roofline import PLAIN, counts
@@ -258,8 +259,11 @@ class TestMeasured:
         assert isinstance(timing, SiliconTiming)
         return timing
 
-    def test_operations_add_up_to_the_packages_own_steps_of_uniform_batches(self) -> None:
+    def test_operations_add_up_to_the_packages_own_steps_of_uniform_batches(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         engine = pytest.importorskip("aiconfigurator_core.sdk.engine")
+        monkeypatch.setattr(operations, "FEWEST", 1000)  # the package takes as many experts as were measured
         whole = engine.EngineHandle.compile("Qwen/Qwen3-30B-A3B", "h200_sxm", "vllm", tp_size=1)
         timing = self.timing("model=qwen3_30b_a3b", "framework.device_token_us=0")
         for batch, context in ((1, 100), (8, 1000), (200, 3000)):

@@ -56,8 +56,8 @@ def launch(
                 ended.append(_lost(Path(str(config.hydra.sweep.dir)), number, error))
         return ended
     except KeyboardInterrupt:
-        for each in tasks:
-            ray.cancel(each)  # which interrupts it, as Ctrl-C does
+        for task in tasks:
+            ray.cancel(task)  # which interrupts it, as Ctrl-C does
         ray.wait(tasks, num_returns=len(tasks), timeout=_TIME_TO_END_S)
         raise
     finally:

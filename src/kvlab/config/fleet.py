@@ -216,7 +216,7 @@ class FleetConfig:
         stages = {" that prefills": every[: self.prefill], " that decodes": every[self.prefill :]}
         for stage, replicas in stages.items() if self.prefill else [("", every)]:
             there = set(replicas)
-            for event in (each for each in events if each.replica in replicas):
+            for event in (life for life in events if life.replica in replicas):
                 there = there | {event.replica} if event.event == "return" else there - {event.replica}
                 if not there:
                     text = f"leaves no replica{stage} for requests that arrive after {event.at_s:g} s"

@@ -9,7 +9,7 @@ from kvlab.config.values import at_least, one_of
 from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
-EXPERT_KERNELS = ("tables", "trtllm_gen")
+EXPERT_KERNELS = ("tables", "trtllm_gen", "triton", "cutlass")
 NEWEST_VLLM = "0.32"  # whose defaults and memory an unset version has
 
 
@@ -20,7 +20,7 @@ class FrameworkConfig:
     name: str = "vllm"  # what it is called in tables and runs
     tables: str = "vllm"  # timing=silicon: whose kernels were measured: vllm, sglang or trtllm
     fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
-    expert_kernels: str = "tables"  # timing=silicon: of experts on Blackwell: those of its tables, or trtllm_gen
+    expert_kernels: str = "tables"  # timing=silicon: of experts: its tables', trtllm_gen; vLLM's triton or cutlass
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
     fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
     device_token_us: float = 0.0  # timing=silicon: of all devices, for a token, beyond the measured operations

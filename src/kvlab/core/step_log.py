@@ -23,6 +23,7 @@ _WHOLE = [*_INTS, "has_pool", *(f"pool.{name}" for name in PoolStats._fields), "
 _INDEX = {name: index for index, name in enumerate(_WHOLE)}
 _floats, _ints = attrgetter(*_FLOATS), attrgetter(*_INTS)
 _HAS_POOL, _HAS_COUNTERS = _INDEX["has_pool"], _INDEX["has_counters"]
+_OF_A_LINE = 8  # figures in a line of a processor's cache
 _NO_POOL, _NO_COUNTERS = (0,) * (1 + len(PoolStats._fields)), (0,) * (1 + len(PoolCounters._fields))
 
 
@@ -49,7 +50,7 @@ class StepLog(Sequence[StepRecord]):
         floats, whole = np.zeros((count, len(_FLOATS))), np.zeros((count, len(_WHOLE)), dtype=np.int64)
         places, stats, counters = zip(*pools, strict=True)
         lasting = np.diff([*places, count])
-        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *each) for each in stats], lasting, axis=0)
+        whole[:, _HAS_POOL:_HAS_COUNTERS] = np.repeat([(1, *stat) for stat in stats], lasting, axis=0)
         whole[:, _HAS_COUNTERS] = 1
         whole[places, _HAS_COUNTERS + 1 :] = counters
         for name, values in columns.items():
@@ -86,8 +87,10 @@ class StepLog(Sequence[StepRecord]):
         floats, whole = self._tables
         order = np.lexsort((whole[:, _INDEX["index"]], whole[:, _INDEX["replica"]], self.column("start_s")))
         for figures in (floats, whole):
-            for column in figures.T:  # one after the other, in place: a second copy of all would not fit everywhere
-                column[:] = column[order]
+            # As many columns at once as a cache line has, in place: a second copy of all would not fit everywhere.
+            for first in range(0, figures.shape[1], _OF_A_LINE):
+                columns = figures[:, first : first + _OF_A_LINE]
+                columns[:] = columns[order]
         whole[:, _INDEX["index"]] = np.arange(len(order))
 
     def of_replica(self, replica: int) -> StepLog:

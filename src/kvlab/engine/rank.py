@@ -43,7 +43,7 @@ def _do(name: str, arguments: list[Any], model: Model, storage: KVStorage, dtype
         model.logits(torch.from_numpy(arguments[0]).to(storage.device, dtype))
     else:
         token_ids, view, rows = arguments
-        tokens, rows = (torch.from_numpy(each).to(storage.device) for each in (token_ids, rows))
+        tokens, rows = (torch.from_numpy(values).to(storage.device) for values in (token_ids, rows))
         getattr(model, name)(tokens, view.of(storage), rows)
 
 

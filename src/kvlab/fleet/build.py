@@ -77,7 +77,7 @@ def build_fleet(
         side.serve(pools[index], fleet.replicas[index].core.clock)
     fleet.sides, fleet.neighbours = sides, neighbours
     if neighbours or hot is not None:
-        holdings = fleet.holdings = Holdings(pools, hot or ())
+        holdings = fleet.holdings = Holdings(pools, hot or (), follow_groups=bool(neighbours))
         for neighbour in neighbours:
             neighbour.serve(holdings, fleet.replicas)
     fleet.live(config.events)

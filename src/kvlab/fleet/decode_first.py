@@ -223,9 +223,9 @@ class DecodeFirst(Split):
         """So many bytes of what is reserved are computed with these tokens, and are on their way from now on."""
         if self._rates[request.target].config.send == "prompt" and tokens < request.routed.prompt_tokens:
             return 0
-        coming = list(takewhile(lambda each: each.tokens <= tokens, reserved.contents[reserved.sent :]))
+        coming = list(takewhile(lambda offered: offered.tokens <= tokens, reserved.contents[reserved.sent :]))
         reserved.sent += len(coming)
-        return sum(each.num_bytes for each in coming)
+        return sum(offered.num_bytes for offered in coming)
 
     def _moments(self, start_s: float, end_s: float) -> list[float]:
         """When what a step computes can leave."""
@@ -249,7 +249,7 @@ class DecodeFirst(Split):
             return
         target = self._requests[name].target
         reserved.end_s = end_s = self._receiving[target].free_s
-        num_bytes = sum(each.num_bytes for each in reserved.contents)
+        num_bytes = sum(content.num_bytes for content in reserved.contents)
         ready_s = max(reserved.ready_s, computed_s)
         sent = Transfer(name, self._sources[name], target, ready_s, reserved.start_s, end_s, num_bytes)
         self.transfers.append(sent)
@@ -267,7 +267,7 @@ class DecodeFirst(Split):
     def _released(self, name: str, key: Key) -> None:
         """A content waits no more: it has come, or nobody wants it now."""
         request = self._requests.get(name)
-        for reserved in [] if request is None else [each for each in request.reserved if key in each.keys]:
+        for reserved in [] if request is None else [waited for waited in request.reserved if key in waited.keys]:
             reserved.keys.discard(key)
             if request is not None and not reserved.keys:
                 request.reserved.remove(reserved)

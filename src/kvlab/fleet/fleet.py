@@ -194,7 +194,7 @@ class Fleet:
         every = [replica.engine.stats() for replica in self.replicas]
         found: dict[str, float | None] = {}
         for name in (field.name for field in fields(EngineStats)):
-            values = [getattr(each, name) for each in every]
+            values = [getattr(figures, name) for figures in every]
             known = [value for value in values if value is not None]
             total = sum(known) if len(known) == len(values) else None
             found[name] = total / len(values) if total is not None and name.endswith("percent") else total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,16 @@ class Held(NamedTuple):
     prefix: int
     replica: int
     blocks: int
+
+
+class _Coming(NamedTuple):
+    """Contents that a replica has in these blocks from then on, or has no more."""
+
+    when_s: float
+    number: int  # which makes an order of equals
+    replica: int
+    is_other: bool  # of other groups of layers than the first
+    blocks: dict[Key, int | None]
 
 
 @dataclass(slots=True)
@@ -54,17 +64,20 @@ class Duplicates:
 
 @dataclass(slots=True)
 class Holdings:
-    """Follows the contents of replicas' `pools`, of the first group of layers. What a step computes is there when
-    the step ends, what it evicts is gone when it begins. Of the `hot` prefixes it is kept where they are over time.
+    """Follows the contents of replicas' `pools`. What a step computes is there when the step ends, what it evicts
+    is gone when it begins. Of the `hot` prefixes it is kept where they are over time. Contents of other groups of
+    layers than the first are followed with `follow_groups`, and counted nowhere.
     """
 
     pools: Sequence[BlockPool]
     hot: Sequence[HotPrefix] = ()
+    follow_groups: bool = False
     holders: dict[Key, dict[int, int]] = field(default_factory=dict)  # of a content: replicas, each with its block
+    others: dict[Key, dict[int, int]] = field(default_factory=dict)  # the same of other groups' contents
     duplicates: Duplicates = field(default_factory=Duplicates)
     history: list[Held] = field(default_factory=list)
     _logs: list[ContentLog] = field(default_factory=list)
-    _coming: list[tuple[float, int, int, dict[Key, int | None]]] = field(default_factory=list)  # a heap
+    _coming: list[_Coming] = field(default_factory=list)  # a heap
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _watched: dict[Key, int] = field(default_factory=dict)
     _watched_blocks: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -87,54 +100,68 @@ class Holdings:
     def until(self, now: float) -> None:
         """What is to happen by now has happened."""
         while self._coming and self._coming[0][0] <= now:
-            when_s, _, replica, added = heapq.heappop(self._coming)
-            self.duplicates.until(when_s)
-            for key, block in added.items():
-                self._set(replica, key, block)
+            coming = heapq.heappop(self._coming)
+            self.duplicates.until(coming.when_s)
+            for key, block in coming.blocks.items():
+                self._set(coming, key, block)
         self.duplicates.until(now)
+
+    def of(self, key: Key) -> Mapping[int, int]:
+        """The replicas that have a content, each with its block."""
+        return self.holders.get(key) or self.others.get(key, {})
 
     def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
         """What events of one step come to: some contents go, then others come."""
+        first = [event for event in events if isinstance(event, Cleared) or not event.group]
+        self._take_of(replica, first, begin_s, end_s)
+        if self.follow_groups:
+            others = [event for event in events if isinstance(event, Cleared) or event.group]
+            self._take_of(replica, others, begin_s, end_s, is_other=True)
+
+    def _take_of(
+        self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float, *, is_other: bool = False
+    ) -> None:
+        """The same, events of the first group or of others."""
         gone, added = dict[Key, None](), dict[Key, int | None]()  # in order: that of a set differs by process
         for event in events:
             if isinstance(event, Cleared):
-                gone |= dict.fromkeys(key for key, holders in self.holders.items() if replica in holders)
-                coming = (blocks for *_, other, blocks in sorted(self._coming) if other == replica)
-                gone |= dict.fromkeys(key for blocks in coming for key in blocks)
+                known = self.others if is_other else self.holders
+                gone |= dict.fromkeys(key for key, holders in known.items() if replica in holders)
+                own = (coming for coming in sorted(self._coming) if coming[2:4] == (replica, is_other))
+                gone |= dict.fromkeys(key for coming in own for key in coming.blocks)
                 added = {}
-            elif event.group:
-                continue
             elif isinstance(event, Stored):
                 added |= zip(event.keys, event.blocks, strict=True)
             else:
                 gone |= dict.fromkeys(event.keys)
                 added = {key: block for key, block in added.items() if key not in gone}
         if gone:
-            for when_s, _, other, blocks in self._coming:
-                if other == replica and when_s > begin_s:  # it was lost before it was there
-                    for key in gone.keys() & blocks.keys():
-                        del blocks[key]
-            self._push(begin_s, replica, dict[Key, int | None](gone))
+            for coming in self._coming:
+                if coming.replica == replica and coming.when_s > begin_s:  # it was lost before it was there
+                    for key in gone.keys() & coming.blocks.keys():
+                        del coming.blocks[key]
+            self._push(begin_s, replica, is_other, dict[Key, int | None](gone))
         if added:
-            self._push(end_s, replica, added)
+            self._push(end_s, replica, is_other, added)
 
-    def _push(self, when_s: float, replica: int, blocks: dict[Key, int | None]) -> None:
-        heapq.heappush(self._coming, (when_s, next(self._numbers), replica, blocks))
+    def _push(self, when_s: float, replica: int, is_other: bool, blocks: dict[Key, int | None]) -> None:
+        heapq.heappush(self._coming, _Coming(when_s, next(self._numbers), replica, is_other, blocks))
         self.until(self.duplicates.at_s)
 
-    def _set(self, replica: int, key: Key, block: int | None) -> None:
+    def _set(self, coming: _Coming, key: Key, block: int | None) -> None:
         """A replica has a content in this block from now on; None: it has it no more."""
-        holders = self.holders.setdefault(key, {})
+        known, replica = self.others if coming.is_other else self.holders, coming.replica
+        holders = known.setdefault(key, {})
         if (block is None) == (replica not in holders):
             if not holders:
-                del self.holders[key]
+                del known[key]
             return
-        size = self.pools[replica].block_size
+        size = 0 if coming.is_other else self.pools[replica].block_size
         if block is None:
             del holders[replica]
             self.duplicates.add(-size, -size if holders else 0)
             if not holders:
-                del self.holders[key]
+                del known[key]
         else:
             self.duplicates.add(size, size if holders else 0)
             holders[replica] = block

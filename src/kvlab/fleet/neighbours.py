@@ -47,7 +47,7 @@ class NeighbourTier(ElsewhereTier):
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         """See Tier."""
         counts = {
-            source: sum(1 for _ in takewhile(lambda key: source in self._holdings.holders[key], keys))  # noqa: B023
+            source: sum(1 for _ in takewhile(lambda key: source in self._holdings.of(key), keys))  # noqa: B023
             for source in self._sources(keys[0])
             if source == self._source or not again
         }
@@ -55,26 +55,38 @@ class NeighbourTier(ElsewhereTier):
             return 0
         self._source = min(counts, key=lambda source: (-counts[source], self._ends[source].free_s, source))
         count = counts[self._source]
+        return count if self._beats(before, count, count) else 0
+
+    def is_worth(self, keys: Sequence[Key], before: int, blocks: int) -> bool:
+        """See Tier. One replica has to have them all."""
+        sources = set(self._sources(keys[0])).intersection(*map(self._holdings.of, keys))
+        if not sources:
+            return False
+        self._source = min(sources, key=lambda source: (self._ends[source].free_s, source))
+        return self._beats(before, blocks, len(keys))
+
+    def _beats(self, before: int, spared: int, pulled: int) -> bool:
+        """Whether the blocks that are pulled come sooner than those that they spare are computed."""
         if self._prefill_s is None:
-            return count
+            return True
         core = self._replicas[self._index].core
         size = core.pool.block_size
-        return count if self._link.beats(self._prefill_s, core.clock.now(), before, count, size) else 0
+        return self._link.beats(self._prefill_s, core.clock.now(), before * size, spared * size, pulled)
 
     def _sources(self, key: Key) -> Iterator[int]:
-        holders = self._holdings.holders.get(key, ())
-        return (each for each in holders if each != self._index and self._replicas[each].takes_requests)
+        holders = self._holdings.of(key)
+        return (holder for holder in holders if holder != self._index and self._replicas[holder].takes_requests)
 
     def _begin(self, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
         """A transfer begins of what was held last."""
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
-        slot = lend(pool, [self._holdings.holders[key][source] for key in keys])
+        slot = lend(pool, [self._holdings.of(key)[source] for key in keys])
         self._replicas[source].core.lent.add(slot)
         pull = _Pull(source, slot, set(keys))
         self._under_way |= dict.fromkeys(keys, pull)
-        tokens = len(keys) * pool.block_size
+        tokens = sum(key in self._holdings.holders for key in keys) * pool.block_size
         sent = Transfer("", source, self._index, ready_s, start_s, end_s, num_bytes, tokens)
         self._unnamed.append((keys[0], sent))
 
@@ -83,7 +95,11 @@ class NeighbourTier(ElsewhereTier):
         core = self._replicas[self._index].core
         for key, transfer in self._unnamed:
             load = self._pools[self._index].offload.loading.get(key)
-            names = [each.request.request_id for each in core.scheduler.running if load and each.slot == load.owner]
+            names = [
+                sequence.request.request_id
+                for sequence in core.scheduler.running
+                if load and sequence.slot == load.owner
+            ]
             self.pulls.append(replace(transfer, request_id=names[0] if names else ""))
         self._unnamed = []
 

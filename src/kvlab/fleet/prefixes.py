@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class RoutedPrompt:
         self.prompt_tokens = len(request.prompt_token_ids)
         self.output_tokens = request.sampling.max_tokens
         self._request = request
-        self._keys: dict[tuple[int, int, int], list[Key]] = {}
+        self._keys: dict[tuple[int, int, int], BlockKeys] = {}
 
     def keys(self, block_size: int, most: int = 2**31, group: int = 0) -> Sequence[Key]:
         """See RoutedRequest: the keys that a pool's contents have, those of a group of layers."""
@@ -37,22 +37,54 @@ class RoutedPrompt:
         if found is None:
             prompt = self._request.prompt_token_ids
             packed = (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
-            found = block_keys(packed, block_size * TOKEN_BYTES, self._request.salt, most, group)
+            found = BlockKeys(packed, block_size * TOKEN_BYTES, self._request.salt, most, group)
             self._keys[block_size, most, group] = found
         return found
 
 
-def block_keys(packed: bytes, size: int, salt: Salt, most: int, group: int = 0) -> list[Key]:
-    """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they
-    are those that a pool's contents have in a group of layers.
+class BlockKeys(Sequence[Key]):
+    """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they are
+    those that a pool's contents have in a group of layers.
+
+    A key is made when it is first read: who looks for a prompt's longest known prefix reads no further than that.
     """
-    key, found = b"", []
-    for root in PrefixIndex.root_tokens(salt, group):
-        key = key_behind(key, root)
-    for start in range(0, min(len(packed) - size + 1, most * size), size):
-        key = key_behind(key, packed[start : start + size])
-        found.append(key)
-    return found
+
+    def __init__(self, packed: bytes, size: int, salt: Salt, most: int, group: int = 0) -> None:
+        self._packed, self._size = packed, size
+        self._count = min(len(packed) // size, most)
+        self._made: list[Key] = []
+        self._last: Key = b""
+        for root in PrefixIndex.root_tokens(salt, group):
+            self._last = key_behind(self._last, root)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Key]:
+        for place in range(self._count):
+            if place == len(self._made):
+                self._make(place + 1)
+            yield self._made[place]
+
+    @overload
+    def __getitem__(self, index: int) -> Key: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Key]: ...
+
+    def __getitem__(self, index: int | slice) -> Key | list[Key]:
+        self._make(self._count if isinstance(index, slice) else range(self._count)[index] + 1)
+        return self._made[index]
+
+    def _make(self, count: int) -> None:
+        """Make the first `count`, as far as they are not there."""
+        key, size = self._last, self._size
+        for start in range(len(self._made) * size, count * size, size):
+            key = key_behind(key, self._packed[start : start + size])
+            self._made.append(key)
+        self._last = key
+        if len(self._made) == self._count:
+            self._packed = b""  # which nothing reads any more
 
 
 class PrefixView:
@@ -92,7 +124,7 @@ class SentPrefixes(PrefixView):
 
     def sent(self, request: RoutedRequest) -> None:
         keys = request.keys(self._size, self._most)
-        for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
+        for key in keys[::-1]:  # so that of a prefix the tail is older, and goes first
             self._sent[key] = None
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:

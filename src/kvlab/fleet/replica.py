@@ -207,7 +207,7 @@ class Replica:
 
     def load_before(self, when: float, *, ended: bool = False) -> Load:
         """The same, of which an earlier time may be asked again."""
-        known = (each for each in reversed(self._loads) if each.times(ended=ended)[0] <= when)
+        known = (load for load in reversed(self._loads) if load.times(ended=ended)[0] <= when)
         return next(known, self._loads[0]).at(when, ended=ended)
 
     def sent_between(self, after_s: float, until_s: float) -> int:
@@ -217,7 +217,7 @@ class Replica:
     def sequences(self) -> list[Sequence]:
         """Its sequences that have not ended."""
         scheduler = self.core.scheduler
-        return [each for each in (*scheduler.waiting, *scheduler.running) if each.finish_reason is None]
+        return [sequence for sequence in (*scheduler.waiting, *scheduler.running) if sequence.finish_reason is None]
 
 
 class SimulatedView(ReplicaView):
@@ -275,13 +275,13 @@ class SimulatedView(ReplicaView):
 
     @property
     def prefill_tokens(self) -> int:
-        sequences = [each for each in self._replica.sequences() if not each.is_decoding]
-        return sum(max(each.num_prompt_tokens - each.num_prefilled, 0) for each in sequences)
+        sequences = [sequence for sequence in self._replica.sequences() if not sequence.is_decoding]
+        return sum(max(sequence.num_prompt_tokens - sequence.num_prefilled, 0) for sequence in sequences)
 
     @property
     def work_tokens(self) -> int:
         sequences = self._replica.sequences()
-        outputs = sum(each.request.sampling.max_tokens - len(each.token_times_s) for each in sequences)
+        outputs = sum(sequence.request.sampling.max_tokens - len(sequence.token_times_s) for sequence in sequences)
         return outputs + self.prefill_tokens
 
     @property

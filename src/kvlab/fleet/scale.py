@@ -91,14 +91,16 @@ class Scaler:
         """What is looked at, summed over the replicas that serve."""
         if self._config.on == "rate":
             since_s = now - self._config.every_s
-            return sum(each.sent_between(since_s, now) for each in self._replicas) / self._config.every_s
-        serving = [each for each, ready_s in zip(self._replicas, self._ready_s, strict=True) if ready_s <= now]
+            return sum(replica.sent_between(since_s, now) for replica in self._replicas) / self._config.every_s
+        serving = [
+            replica for replica, ready_s in zip(self._replicas, self._ready_s, strict=True) if ready_s <= now
+        ]
         before = math.nextafter(now, -math.inf)  # no step that begins now, taken at once with others or not
-        loads = [each.load_before(before) for each in serving]
+        loads = [replica.load_before(before) for replica in serving]
         if self._config.on == "kv":
             return sum(load.kv_usage for load in loads)
         queued = zip(serving, loads, strict=True)
-        return sum(load.waiting + each.sent_between(load.start_s, now) for each, load in queued)
+        return sum(load.waiting + replica.sent_between(load.start_s, now) for replica, load in queued)
 
     def _stop(self, index: int, now: float) -> None:
         self.replica_s += now - (self._since_s[index] or 0.0)

@@ -32,7 +32,7 @@ class SharedStore:
 class StoreSide(ElsewhereTier):
     """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
     replica's own, and found by all replicas when it has come; loads have a link of their own. What the pool evicts
-    is not written again.
+    is not written again. Blocks of layers with a window are written as those of all others are.
     """
 
     def __init__(self, store: SharedStore, rate: LinkRate, prefill_s: PrefillTime | None = None) -> None:
@@ -77,10 +77,14 @@ class StoreSide(ElsewhereTier):
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         """See Tier."""
+        return len(keys) if self.is_worth(keys, before, len(keys)) else 0
+
+    def is_worth(self, keys: Sequence[Key], before: int, blocks: int) -> bool:
+        """See Tier."""
         if self._prefill_s is None or self._clock is None:
-            return len(keys)
-        is_worth = self._load.beats(self._prefill_s, self._clock.now(), before, len(keys), self._size)
-        return len(keys) if is_worth else 0
+            return True
+        size = self._size
+        return self._load.beats(self._prefill_s, self._clock.now(), before * size, blocks * size, len(keys))
 
     def __len__(self) -> int:
         return len(self._contents)

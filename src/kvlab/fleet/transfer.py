@@ -117,13 +117,13 @@ class PullLink(Link):
         self._rate, self._source, self._note = rate, source, note
         self.own = LinkEnd()
 
-    def beats(self, prefill_s: PrefillTime, now: float, before: int, blocks: int, block_size: int) -> bool:
-        """Whether so many blocks of a prompt, `before` others before them, come sooner than they are computed, if
-        they are asked for now: with what they wait for.
+    def beats(self, prefill_s: PrefillTime, now: float, before: int, tokens: int, blocks: int) -> bool:
+        """Whether so many blocks, asked for now, come sooner than so many tokens of a prompt are computed, `before`
+        others before them: with what they wait for.
         """
         wait_s = max(self._source().free_s, self.own.free_s) - now
         come_s = max(wait_s, 0.0) + self.seconds(blocks * self._rate.block_bytes)
-        return come_s < prefill_s(before * block_size, blocks * block_size)
+        return come_s < prefill_s(before, tokens)
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
         """See Link."""

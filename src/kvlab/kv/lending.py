@@ -18,13 +18,16 @@ def follow(pool: BlockPool) -> ContentLog:
 
 
 def lend(pool: BlockPool, blocks: Sequence[int]) -> int:
-    """A slot of blocks that have content, one behind the other: they stay until it is freed. Of a pool without
-    windows.
+    """A slot of blocks that have content: they stay until it is freed. Where layers have windows the slot has no
+    tokens, and its tables only name the blocks, whichever group they are of.
     """
-    (group,) = pool.groups
-    slot = group.ledger.open(blocks)
-    for column in (group.tables.stored, group.tables.lengths, group.tables.cached):
-        column[slot] = len(blocks) * pool.block_size
-    group.sharing.open(slot, None, None, (), resumed=True)
+    slot, width = 0, pool.groups[0].tables.width
+    for number, group in enumerate(pool.groups):
+        slot = group.ledger.open(blocks[number * width : (number + 1) * width])
+        group.sharing.open(slot, None, None, (), resumed=True)
+    if len(pool.groups) == 1:
+        tables = pool.groups[0].tables
+        for column in (tables.stored, tables.lengths, tables.cached):
+            column[slot] = len(blocks) * pool.block_size
     pool.allocator.touch(blocks)
     return slot

@@ -34,6 +34,7 @@ from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.slot_opening import SlotOpener
 from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.table import BlockTables
+from kvlab.kv.tiers.base import keys_behind
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.view import CacheView
 
@@ -194,7 +195,7 @@ class BlockPool(KVCachePool):
             return None
         (token_ids, salt), size = computed, self.block_size
         blocks = self.tables.blocks(slot)[: -(-len(token_ids) // size)]
-        keys = self.offload.keys([salt_bytes(salt)], self.index.parts(token_ids, 0, partial=True))
+        keys = keys_behind([salt_bytes(salt)], self.index.parts(token_ids, 0, partial=True))
         if is_worth is not None:
             own = [key for key, block in zip(keys, blocks, strict=True) if self.allocator.ref_count(block) == 1]
             tokens = len(token_ids) - (len(blocks) - len(own)) * size

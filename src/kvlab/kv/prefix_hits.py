@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.base import Key, keys_behind
 from kvlab.kv.tiers.offload import Offload
+from kvlab.kv.tiers.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class PrefixHits:
     stored: int  # blocks that its tables count as stored meanwhile
     keys: Sequence[Key] = ()  # the contents to load, group by group
     tail: int = 0  # tokens of the last of them, if that block is not full
+    without: Collection[Tier] = ()  # what they are not loaded from
 
 
 def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence[int], salt: Salt) -> PrefixHits:
@@ -46,10 +48,15 @@ def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence
 
 
 def match_with_tiers(
-    index: PrefixIndex, groups: Sequence[GroupBlocks], offload: Offload, token_ids: Sequence[int], salt: Salt
+    index: PrefixIndex,
+    groups: Sequence[GroupBlocks],
+    offload: Offload,
+    token_ids: Sequence[int],
+    salt: Salt,
+    without: Collection[Tier] = (),
 ) -> PrefixHits:
-    """The same over pool and tiers: what is not in the one may be in the other. A block that a prepared step is
-    to fill yet counts as not there, as that step may fail.
+    """The same over pool and tiers, `without` some of these: what is not in the one may be in the other. A block
+    that a prepared step is to fill yet counts as not there, as that step may fail.
     """
     size = index.block_size
     parts, known = list(index.parts(token_ids, 0)), list[list[int | Key | None]]()
@@ -57,15 +64,15 @@ def match_with_tiers(
         blocks = index.find(token_ids, salt, number)
         blocks += [None] * (len(parts) - len(blocks))
         held: list[int | Key | None] = [*blocks]
-        for place, key in enumerate(offload.keys(index.root_tokens(salt, number), parts)):
+        for place, key in enumerate(keys_behind(index.root_tokens(salt, number), parts)):
             block = blocks[place]
             is_pending = block is not None and group.sharing.is_pending(block)
             if block is None or is_pending:
-                held[place] = key if offload.has(key) else None
+                held[place] = key if offload.has(key, without) else None
         known.append(held)
     count, entries = _longest(groups, known, len(parts), size)
     keys = [entry for part in entries for entry in part if isinstance(entry, bytes)]
-    return PrefixHits(count, entries, 0, count, keys)
+    return PrefixHits(count, entries, 0, count, keys, without=without)
 
 
 Entry = TypeVar("Entry")

@@ -8,9 +8,11 @@ from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.prefix_hits import PrefixHits, match, match_with_tiers
+from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.loads import Wait
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.tiers.swap import Swapped
+from kvlab.kv.tiers.tier import Tier
 
 
 class PrefixLookup:
@@ -77,11 +79,26 @@ class WindowLookup(PoolLookup):
     """
 
     def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
-        if token_ids and self._offload.holds_any:
-            hits = match_with_tiers(self._index, self._groups, self._offload, token_ids, salt)
-            if hits.keys:
+        without: set[Tier] = set()
+        while token_ids and self._offload.holds_any:
+            hits = match_with_tiers(self._index, self._groups, self._offload, token_ids, salt, without)
+            if not hits.keys:
+                break
+            useless = self._useless(hits, token_ids, salt)
+            if not useless:
                 return hits
+            without |= useless
         return super().find(token_ids, salt)
+
+    def _useless(self, hits: PrefixHits, token_ids: Sequence[int], salt: Salt) -> set[Tier]:
+        """The tiers of which loads would cost more than they spare."""
+        asked = dict[Tier, list[Key]]()
+        for key in hits.keys:
+            tier = self._offload.source_of(key, hits.without)
+            if tier is not None and type(tier).is_worth is not Tier.is_worth:
+                asked.setdefault(tier, []).append(key)
+        in_pool = super().find(token_ids, salt).count if asked else 0
+        return {tier for tier, keys in asked.items() if not tier.is_worth(keys, in_pool, hits.count - in_pool)}
 
     def receive(self, slot: int, wait: Wait) -> None:
         tiers = wait.loaded()

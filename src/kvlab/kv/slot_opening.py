@@ -54,7 +54,7 @@ class SlotOpener:
             reused += allocator.num_unreferenced(blocks)
         ledger.check_room(demand + reused, keep_free)
         allocator.eviction.set_demand(salt, demand)
-        offload.hold(hits.keys)
+        offload.hold(hits.keys, hits.without)
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
         for group, entries, blocks, behind in plans:

@@ -55,4 +55,4 @@ def plan_memory(
 
 
 def _times(figures: T, count: int) -> T:
-    return replace(figures, **{each.name: count * getattr(figures, each.name) for each in fields(figures)})
+    return replace(figures, **{field.name: count * getattr(figures, field.name) for field in fields(figures)})

@@ -64,7 +64,7 @@ class Proxy(Collector):
 
     async def _life(self, app: web.Application) -> AsyncIterator[None]:
         async with client_session(CONNECT_S) as self._client:
-            tasks = [asyncio.create_task(each) for each in self._lookout.tasks(self._client)]
+            tasks = [asyncio.create_task(watching) for watching in self._lookout.tasks(self._client)]
             yield
             for task in tasks:
                 task.cancel()
@@ -77,9 +77,9 @@ class Proxy(Collector):
 
     async def _health(self, request: web.Request) -> web.Response:
         """Which upstreams are up."""
-        is_ready = any(each.takes for each in self.upstreams)
+        is_ready = any(upstream.takes for upstream in self.upstreams)
         status = "ready" if is_ready else "no upstream takes requests"
-        about: dict[str, Any] = {"status": status, "upstreams": [each.about() for each in self.upstreams]}
+        about: dict[str, Any] = {"status": status, "upstreams": [upstream.about() for upstream in self.upstreams]}
         if self._log is not None:
             about["record"] = self._log.about()
         return web.json_response(about, status=200 if is_ready else 503)
@@ -105,7 +105,9 @@ class Proxy(Collector):
         call = await self._call(asked, request) if asked is not None else None
         tried: set[int] = set()
         reason = ""
-        while open_ones := [each for each in self.upstreams if each.takes and each.index not in tried]:
+        while open_ones := [
+            candidate for candidate in self.upstreams if candidate.takes and candidate.index not in tried
+        ]:
             try:
                 upstream = open_ones[0] if call is None else self._chosen(call, open_ones)
             except KvlabError as error:
@@ -131,9 +133,11 @@ class Proxy(Collector):
     def _chosen(self, call: RoutedCall, open_ones: Sequence[Upstream]) -> Upstream:
         now = time.perf_counter() - self._begin
         choice = self._router.choose(call, open_ones, now)
-        found = [each for each in open_ones if each.index == choice.replica]
+        found = [upstream for upstream in open_ones if upstream.index == choice.replica]
         if not found:
-            text = f"chose {choice.replica}, which takes no requests; {[each.index for each in open_ones]} do"
+            text = (
+                f"chose {choice.replica}, which takes no requests; {[upstream.index for upstream in open_ones]} do"
+            )
             raise ConfigError("fleet.router", self._settings.fleet.router, text)
         if self._log is not None:
             self._log.put(call, now, open_ones, choice)
@@ -182,7 +186,7 @@ class Proxy(Collector):
             return None
 
     async def _tokens_of_upstream(self, asked: Mapping[str, Any], request: web.Request) -> Sequence[int] | None:
-        upstream = next((each for each in self.upstreams if each.takes), None)
+        upstream = next((candidate for candidate in self.upstreams if candidate.takes), None)
         if upstream is None:
             return None
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kvlab.core import Salt
-from kvlab.fleet.prefixes import TOKEN_BYTES, block_keys
+from kvlab.fleet.prefixes import TOKEN_BYTES, BlockKeys
 from kvlab.kv.tiers.base import Key
 
 _TEXT_BYTES = 4  # that stand for a token, where there is no tokenizer
@@ -50,13 +50,13 @@ class RoutedCall:
         self.prompt_tokens = -(-len(self._packed) // self._token_bytes)
         salt = asked.get("cache_salt")
         self._salt: Salt = salt if isinstance(salt, str) else None
-        self._keys: dict[tuple[int, int], list[Key]] = {}
+        self._keys: dict[tuple[int, int], BlockKeys] = {}
 
     def keys(self, block_size: int, most: int = 2**31) -> Sequence[Key]:
         """See RoutedRequest."""
         found = self._keys.get((block_size, most))
         if found is None:
-            found = block_keys(self._packed, block_size * self._token_bytes, self._salt, most)
+            found = BlockKeys(self._packed, block_size * self._token_bytes, self._salt, most)
             self._keys[block_size, most] = found
         return found
 

@@ -134,12 +134,17 @@ class Upstream(ReplicaView):
 def families(upstreams: Sequence[Upstream]) -> Iterator[Metric]:
     """The proxy's metrics, of each server."""
     rows: list[tuple[str, str, type[GaugeMetricFamily | CounterMetricFamily], Callable[[Upstream], float]]] = [
-        ("up", "1: it gets requests, unless it is draining.", GaugeMetricFamily, lambda each: not each.reason),
-        ("draining", "1: it gets no new requests.", GaugeMetricFamily, lambda each: each.draining),
-        ("in_flight", "Requests there that have not ended.", GaugeMetricFamily, lambda each: each.in_flight),
-        ("requests", "Requests that were sent there.", CounterMetricFamily, lambda each: each.sent),
-        ("retries", "Of them, those of which no byte came back.", CounterMetricFamily, lambda each: each.retried),
-        ("broken", "Of them, those that broke off behind that.", CounterMetricFamily, lambda each: each.broken),
+        ("up", "1: it gets requests, unless it is draining.", GaugeMetricFamily, lambda server: not server.reason),
+        ("draining", "1: it gets no new requests.", GaugeMetricFamily, lambda server: server.draining),
+        ("in_flight", "Requests there that have not ended.", GaugeMetricFamily, lambda server: server.in_flight),
+        ("requests", "Requests that were sent there.", CounterMetricFamily, lambda server: server.sent),
+        (
+            "retries",
+            "Of them, those of which no byte came back.",
+            CounterMetricFamily,
+            lambda server: server.retried,
+        ),
+        ("broken", "Of them, those that broke off behind that.", CounterMetricFamily, lambda server: server.broken),
     ]
     for name, text, kind, value in rows:
         family = kind(f"kvlab:route_{name}", text, labels=["upstream"])

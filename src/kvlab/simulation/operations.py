@@ -8,10 +8,12 @@ attention was measured as a whole with its projections (vLLM), or with projectio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import Formats, Latent, SparseConfig
+from kvlab.simulation.expert_load import FEWEST, POWER
 from kvlab.simulation.tables import MeasuredTables, UnmeasuredError
 
 FEW = 256  # tokens up to which shared experts are computed beside the others, on a stream of their own (vLLM)
@@ -20,7 +22,8 @@ _STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the 
 _GATHERED = 0.3  # likewise the embedding
 #: How uneven experts are loaded in the measurements that the package's models take: of those whose router is
 #: corrected to level the load (DeepSeek V3's family, Nemotron H, MiniMax M3; M2 has the same), and of others.
-_LEVELLED, _UNEVEN = "power_law_1.01", "power_law_1.2"
+_LEVELLED, _UNEVEN = "power_law_1.01", f"power_law_{POWER}"
+_EVEN = "balanced"
 _MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits, and in 8 as generated kernels have them
 
 
@@ -37,6 +40,8 @@ class Operations(NamedTuple):
     experts: Sequence[Any] = ()  # of the tokens of all groups of devices, where these share the sequences
     exchange: Sequence[Any] = ()  # of those of a group: what the experts get and give
     variances: Sequence[Any] = ()  # all-reduces of `VARIANCES` numbers for each token
+    uneven: Sequence[Any] = ()  # of those above, experts of which tokens meet fewer than were measured,
+    even: Sequence[Any] = ()  # and the same measured with choices that meet as many experts as they can
 
 
 def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> Operations:
@@ -90,6 +95,10 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
         linear.append(make.ElementWise("variances", 2 * layers, width, 2, _STREAMED))
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
     chosen = measured_experts(tables, model, formats.experts)
+    uneven, even = [], []
+    if not mixture.has_correction and mixture.count >= FEWEST:
+        with suppress(UnmeasuredError):
+            uneven, even = [chosen], [measured_experts(tables, model, formats.experts, _EVEN)]
     shared = mixture.shared // tensor
     beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
     head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
@@ -99,7 +108,8 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
             few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
         links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, tensor)]
         every = [*linear, router, chosen, *beside]
-        return Operations(every, norms, [*linear, *few], links, head, decode, prefill, variances=variances)
+        lists = every, norms, [*linear, *few], links, head, decode, prefill
+        return Operations(*lists, variances=variances, uneven=uneven, even=even)
     linear += [router, *beside]
     links = [make.CustomAllReduce("links", 2 * layers + 1 - mixture.layers, hidden, tensor)]
     exchanged = (hidden, mixture.active, mixture.count, division.expert_tensor, division.experts, division.data)
@@ -107,17 +117,18 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
         make.MoEDispatch("experts", mixture.layers, *exchanged, before, backend=tables.framework)
         for before in (True, False)
     ]
-    return Operations(linear, norms, linear, links, head, decode, prefill, [chosen], exchange, variances)
+    lists = linear, norms, linear, links, head, decode, prefill
+    return Operations(*lists, [chosen], exchange, variances, uneven, even)
 
 
-def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str) -> Any:
-    """The operation of a step's mixtures. Raises UnmeasuredError where it was not measured with experts of this
-    shape and type that are divided so.
+def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str, load: str = "") -> Any:
+    """The operation of a step's mixtures, with the `load` of the model's kind unless one is given. Raises
+    UnmeasuredError where it was not measured with experts of this shape and type that are divided so.
     """
     make, division, mixture = tables.operations, model.division, model.experts
     modes = tables.types.MoEQuantMode.__members__
     shape = (model.hidden_size, mixture.size, mixture.active, mixture.count)
-    load = _LEVELLED if mixture.has_correction else _UNEVEN
+    load = load or (_LEVELLED if mixture.has_correction else _UNEVEN)
     names = (_MXFP4[::-1] if tables.is_generated else _MXFP4) if experts == "mxfp4" else (experts,)
     for name in names:
         if name in modes:

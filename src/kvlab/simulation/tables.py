@@ -54,6 +54,10 @@ _STAND_INS = {
     "trtllm": StandIn("nvfp4", ("sglang", "vllm"), ("nvfp4", "fp8_block")),
 }
 _GENERATED = 100  # least capability with those kernels
+#: Tables with the kernels that framework.expert_kernels names for vLLM, on devices of less capability than that.
+#: Those of 0.19.0 have Triton's on all devices, newer ones what a server chooses. FlashInfer's of CUTLASS are
+#: TensorRT-LLM's, whose tables of a Hopper have no others.
+_VLLM_EXPERTS = {"triton": ("vllm 0.19.0", 1000), "cutlass": ("trtllm", _GENERATED)}
 _LAUNCHES_S = 20e-6  # what such a module takes more than another framework's, at least: on B200 14 us at most
 
 
@@ -100,6 +104,9 @@ class MeasuredTables:
         capability = int(databases.load_system_spec(name)["gpu"]["sm_version"])
         #: Whether experts have the kernels that TensorRT-LLM generates.
         self.is_generated = framework.expert_kernels == "trtllm_gen" and capability >= _GENERATED
+        source, below = _VLLM_EXPERTS.get(framework.expert_kernels, ("", 0)) if tables == "vllm" else ("", 0)
+        is_measured = capability < below and (systems / "data" / name / "moe" / source.replace(" ", "/")).is_dir()
+        self._experts = source if is_measured else ""
         self.fused_bytes = _fused_mib(framework, capability, tensor_parallel) * 2**20
         # Collectives were measured with more versions than all else, and over PCIe differ most between them.
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
@@ -119,12 +126,14 @@ class MeasuredTables:
         return Compiled(own, tuple((self._other(name)[0], make(those)) for name, those in whose.items()))
 
     def _instead(self, operation: Any) -> str:
-        """The framework whose measurements stand for this one's; empty: none."""
-        if (stand_in := _STAND_INS.get(self.framework)) is None:
-            return ""
+        """The framework whose measurements stand for this one's, with a version if not its newest; empty: none."""
         parts = [operation]
         if isinstance(operation, self.operations.OverlapOp):  # of experts and what is beside them
             parts = [part for part in operation._group_a if _kind(part) == "MoE"]
+        if self._experts and any(_kind(part) == "MoE" and self._stands_in(self._experts, part) for part in parts):
+            return self._experts
+        if (stand_in := _STAND_INS.get(self.framework)) is None:
+            return ""
 
         def is_of(part: Any) -> bool:
             if (kind := _kind(part)) == "GEMM":
@@ -162,8 +171,8 @@ class MeasuredTables:
         handle, version = self._other(framework)
         if not self._holds(handle, operation):
             return False
-        called = _type(operation) or "latent attention"
-        if (whose := f", {called} of {framework} {version}") not in self.name:
+        called = "experts" if framework == self._experts else _type(operation) or "latent attention"
+        if (whose := f", {called} of {framework.split()[0]} {version}") not in self.name:
             self.name += whose
         return True
 
@@ -179,8 +188,13 @@ class MeasuredTables:
         return ""
 
     def _other(self, framework: str) -> tuple[Any, str]:
-        """Another framework's tables of this device, and their version. Raises UnmeasuredError."""
+        """Another framework's tables of this device, of its newest version unless it is named with one, and their
+        version. Raises UnmeasuredError.
+        """
         databases = _module("perf_database")
+        framework, _, other = framework.partition(" ")
+        if other:
+            return _opened(self.device, framework, other, allow_unlisted_version=True), other
         version = databases.get_version_slots(self.device, framework).get("current")
         if version is None:
             raise UnmeasuredError(framework)

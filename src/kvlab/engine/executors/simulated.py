@@ -76,7 +76,7 @@ class SimulatedExecutor(Executor):
             return None
         if not self._timing.includes_host:
             share = self._of_a_host(len(new_tokens), int(new_tokens.sum()))
-            seconds = [self._framework.step_s(each, *share) for each in seconds]
+            seconds = [self._framework.step_s(device_s, *share) for device_s in seconds]
         outputs = num_outputs + np.arange(len(lengths))[:, None]
         return self._draw(specs, outputs), seconds
 

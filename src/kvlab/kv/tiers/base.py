@@ -29,6 +29,17 @@ def key_behind(parent: Key, tokens: bytes) -> Key:
     return blake2b(tokens, digest_size=KEY_BYTES, key=parent).digest()
 
 
+def keys_behind(root: Iterable[bytes], parts: Iterable[bytes]) -> list[Key]:
+    """The keys of these blocks of tokens behind a root, given what its nodes have for tokens."""
+    keys, key = list[Key](), b""
+    for tokens in root:
+        key = key_behind(key, tokens)
+    for tokens in parts:
+        key = key_behind(key, tokens)
+        keys.append(key)
+    return keys
+
+
 def key_of(node: Prefix) -> Key:
     """The key of a node's content, which the node keeps, as do all before it."""
     path: list[Prefix] = []

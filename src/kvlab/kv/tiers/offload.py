@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from threading import Semaphore
@@ -78,7 +78,7 @@ class Offload:
                 break
             keys.append(key)
         if any(type(tier).wanted is not Tier.wanted for tier in self.tiers):
-            keys = worth_loading(keys, before, lambda key: None if key in self.loading else self._tier_of(key))
+            keys = worth_loading(keys, before, self.source_of)
         return keys
 
     @property
@@ -86,20 +86,13 @@ class Offload:
         """Whether any tier has a content."""
         return any(map(len, self.tiers))
 
-    @staticmethod
-    def keys(root: Iterable[bytes], parts: Iterable[bytes]) -> list[Key]:
-        """The keys of these blocks of tokens behind a root, given what its nodes have for tokens."""
-        keys, key = list[Key](), b""
-        for tokens in root:
-            key = key_behind(key, tokens)
-        for tokens in parts:
-            key = key_behind(key, tokens)
-            keys.append(key)
-        return keys
+    def has(self, key: Key, without: Collection[Tier] = ()) -> bool:
+        """Whether a content is in a tier, or on its way from one; `without` these."""
+        return key in self.loading or self._tier_of(key, without=without) is not None
 
-    def has(self, key: Key) -> bool:
-        """Whether a content is in a tier, or on its way from one."""
-        return key in self.loading or self._tier_of(key) is not None
+    def source_of(self, key: Key, without: Collection[Tier] = ()) -> Tier | None:
+        """The tier that a content would be loaded from; None: it is on its way, or in no other than these."""
+        return None if key in self.loading else self._tier_of(key, without=without)
 
     def block_of(self, entry: int | Key) -> int | None:
         """A block as it is; of a content, the block that it is being loaded to, if it is."""
@@ -110,7 +103,7 @@ class Offload:
 
     def is_stored(self, key: Key) -> bool:
         """Whether a tier has a content that is not being loaded to some block."""
-        return key not in self.loading and self._tier_of(key) is not None
+        return self.source_of(key) is not None
 
     def copy_s(self, keys: Sequence[Key]) -> float:
         """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
@@ -124,11 +117,13 @@ class Offload:
         links = ((first.down, missing), (first.up, len(keys)))
         return sum(link.seconds(pages * first.page_bytes) for link, pages in links if link is not None)
 
-    def hold(self, keys: Sequence[Key]) -> None:
-        """These contents, which are in a tier, stay there until they are loaded: `load` is called next."""
+    def hold(self, keys: Sequence[Key], without: Collection[Tier] = ()) -> None:
+        """These contents, which are in a tier that is not in `without`, stay there until they are loaded: `load` is
+        called next.
+        """
         self._holds = {}
         for key in reversed(keys):  # so that of a prefix the tail is older, and goes first
-            if key not in self.loading and (tier := self._tier_of(key)) is not None:
+            if (tier := self.source_of(key, without)) is not None:
                 tier.hold(key)
                 self._holds[key] = tier
 
@@ -249,9 +244,10 @@ class Offload:
             if tier.store is not None:
                 tier.store.close()
 
-    def _tier_of(self, key: Key, *, stored: bool = False) -> Tier | None:
+    def _tier_of(self, key: Key, *, stored: bool = False, without: Collection[Tier] = ()) -> Tier | None:
         """The first that has a content, or stores it: what others only lend may be gone when it is wanted back."""
-        return next((tier for tier in self.tiers if key in tier and (tier.is_counted or not stored)), None)
+        of = (tier for tier in self.tiers if key in tier and (tier.is_counted or not stored))
+        return next((tier for tier in of if tier not in without), None)
 
     def _lose(self, tier: Tier, key: Key) -> None:
         """A tier has not what it should have, and forgets it."""

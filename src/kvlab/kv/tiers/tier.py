@@ -79,6 +79,12 @@ class Tier:
         """
         return len(keys)
 
+    def is_worth(self, keys: Sequence[Key], before: int, blocks: int) -> bool:
+        """Whether a load of these contents, which it has, is worth what it spares of a prompt: so many blocks
+        behind `before` others. Asked where layers have windows, whose contents are loaded all or not at all.
+        """
+        return True
+
     def add(self, key: Key) -> tuple[int, Key | None] | None:
         """Take in a content that is not here: its place, and the content that went for it, whose page is still
         there. None: everything is held.

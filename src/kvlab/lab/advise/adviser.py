@@ -71,7 +71,7 @@ class Adviser:
         self.requests = requests_of(self.config)
         self.first, self.second = self._segments()
         is_closed = config.workload.concurrency is not None
-        self.goal = Goal.of(config, at_once=is_closed or not any(each.arrival_s for each in self.requests))
+        self.goal = Goal.of(config, at_once=is_closed or not any(request.arrival_s for request in self.requests))
         self.simulations = Simulations(self.config, file, spread or here(self.cores), self._ended)
         self._stage, self._best, self._best_score = "", "", -math.inf
 
@@ -191,12 +191,12 @@ class Adviser:
             None if other.error else proposal(kind, changes, outcome, other)
             for (kind, changes), outcome, other in zip(several, outcomes, others, strict=True)
         ]
-        kept = [each for each in found[: len(better)] if each and each.seen.verdict == "better"]
+        kept = [tried for tried in found[: len(better)] if tried and tried.seen.verdict == "better"]
         uneven = None
         if planned is None or planned.seen.verdict != "better":
             uneven = planned if planned and planned.again.verdict == "better" else None
             planned = replace(kept[0], kind=PLAN) if kept else proposal(PLAN, [], today, later)
-        kept += [each for each in found[len(better) :] if each and each.seen.verdict != "worse"]
+        kept += [tried for tried in found[len(better) :] if tried and tried.seen.verdict != "worse"]
         return kept, planned, uneven
 
     def _saves(self, single: Tried) -> bool:

@@ -118,7 +118,7 @@ class Search:
         known = {change.kind for change in self._possible(today)}
         wanted = [change for change in self._possible(config) if change.kind in kinds or change.kind not in known]
         tried = self._tried(plan, [change for change in wanted if change.kind not in plan])
-        better = [each.change for each in tried if each.verdict == "better"][:1]
+        better = [attempt.change for attempt in tried if attempt.verdict == "better"][:1]
         plan |= {change.kind: change for change in better}
         return bool(better)
 

@@ -135,8 +135,8 @@ class Simulations:
 
     def run(self, settings: Iterable[Settings], segment: Segment) -> list[Outcome]:
         """Their outcomes, in order. Raises CapacityError where a process was killed."""
-        sorted_settings = [dict(sorted(each.items())) for each in settings]
-        keys = [_key(each, segment) for each in sorted_settings]
+        sorted_settings = [dict(sorted(setting.items())) for setting in settings]
+        keys = [_key(setting, segment) for setting in sorted_settings]
         tasks = dict(zip(keys, sorted_settings, strict=True))
         missing = [key for key in tasks if key not in self._known]
         config = self.config  # alone: all that the work has goes with it to other machines

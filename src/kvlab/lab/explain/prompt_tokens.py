@@ -15,8 +15,7 @@ from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed, Sto
 from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import PrefixIndex
-from kvlab.kv.tiers.base import Key
-from kvlab.kv.tiers.offload import Offload
+from kvlab.kv.tiers.base import Key, keys_behind
 from kvlab.lab.explain.lives import Key as SequenceKey
 
 
@@ -140,7 +139,7 @@ class PromptObserver:
         if self._log is None or sequence.spec.scores_prompt:
             return admitted
         parts = list(self._parts(sequence.token_ids[: sequence.num_prompt_tokens], 0))
-        keys = Offload.keys(PrefixIndex.root_tokens(request.salt, self._group), parts)
+        keys = keys_behind(PrefixIndex.root_tokens(request.salt, self._group), parts)
         salts = self._salts_of(parts, request.salt) if self._has_salts else [False] * len(keys)
         for number, (key, has_other_salt) in enumerate(zip(keys, salts, strict=True)):
             if key in self._known:
@@ -161,7 +160,7 @@ class PromptObserver:
     def _salts_of(self, parts: list[bytes], salt: Salt) -> list[bool]:
         """Of each block whether it came with another salt before."""
         of_blocks = []
-        for plain in Offload.keys((), parts):
+        for plain in keys_behind((), parts):
             salts = self._salts.setdefault(plain, set())
             of_blocks.append(bool(salts - {salt}))
             salts.add(salt)
@@ -183,4 +182,6 @@ class PromptObserver:
         is_shared = self._log is not None and not sequence.spec.scores_prompt
         tokens[Reason.TAIL if is_shared else Reason.NOT_SHARED] += left
         diverged = looked.diverged_at if tokens[Reason.DIVERGED] else None
+        if diverged is not None:  # what was found behind that another replica had computed
+            diverged = max(diverged, first)
         return PromptTokens(looked.at_s, {r: n for r, n in tokens.most_common() if n}, diverged, eviction)

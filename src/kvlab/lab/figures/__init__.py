@@ -88,7 +88,7 @@ def _groups(record: RunRecord) -> list[tuple[str, int]]:
     if not isinstance(groups, list):
         return []
     replicas, prefill = (int(str(record.config.get(f"fleet.{name}", 0))) for name in ("replicas", "prefill"))
-    return [(each.name, each.replicas) for each in read_groups(groups, replicas, prefill)]
+    return [(group.name, group.replicas) for group in read_groups(groups, replicas, prefill)]
 
 
 def _deaths(record: RunRecord, replicas: int) -> list[tuple[float, int]]:

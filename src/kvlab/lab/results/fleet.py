@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -46,11 +46,16 @@ def replica_figures(
     prompts that were `routed` to another first count there.
     """
     figures, apart = [], {chosen.request_id for chosen in routed if chosen.stage == "prefill"}
-    starts, ends = steps.column("start_s"), steps.column("end_s")
+    starts, ends, taken_by = steps.column("start_s"), steps.column("end_s"), steps.column("replica")
+    running, waiting, seconds = steps.column("running"), steps.column("waiting"), ends - starts
+    counted = [steps.column(f"counters.{name}") for name in ("prompt_tokens", "hit_tokens")]
     whole = float(ends.max() - starts.min()) if len(steps) else 0.0
+    records_of = defaultdict[int, list[RequestRecord]](list)
+    for record in records:
+        records_of[record.replica].append(record)
     for replica in range(replicas):
-        own, taken = [record for record in records if record.replica == replica], steps.of_replica(replica)
-        prompts, hits = (int(taken.column(f"counters.{name}").sum()) for name in ("prompt_tokens", "hit_tokens"))
+        own, taken = records_of[replica], np.flatnonzero(taken_by == replica)
+        prompts, hits = (int(column[taken].sum()) for column in counted)
         if replica in pulled:  # whose pool counts as found what it pulls
             alone = [record for record in own if not record.sample and record.request_id not in apart]
             prompts, hits = (sum(map(attrgetter(name), alone)) for name in ("prompt_tokens", "cached_tokens"))
@@ -62,9 +67,9 @@ def replica_figures(
                 hit_tokens=hits,
                 pulled_tokens=pulled.get(replica, 0),
                 output_tokens=sum(len(record.token_times_s) for record in own),
-                peak_running=int(taken.column("running").max(initial=0)),
-                peak_waiting=int(taken.column("waiting").max(initial=0)),
-                busy=float(taken.seconds.sum()) / whole if whole else 0.0,
+                peak_running=int(running[taken].max(initial=0)),
+                peak_waiting=int(waiting[taken].max(initial=0)),
+                busy=float(seconds[taken].sum()) / whole if whole else 0.0,
                 ttft_ms=float(np.median(ttft)) if len(ttft) else None,
             )
         )

@@ -29,10 +29,6 @@ def check_pulling(plan: EnginePlan, fleet: FleetConfig) -> None:
     for is_wrong, text in (
         (plan.is_real, "K and V are not copied between replicas that compute here; use executor=simulated"),
         (not _shares_prefixes(plan), "needs a prefix cache; use kv=paged"),
-        (
-            bool(plan.pool.groups) and (fleet.store is not None or fleet.neighbours),
-            "is of whole prefixes, and some layers keep a window; use kv.windows=false",
-        ),
         (fleet.store is not None and not _store_blocks(plan, fleet), "holds no block; give it more"),
     ):
         if is_wrong:
@@ -42,8 +38,10 @@ def check_pulling(plan: EnginePlan, fleet: FleetConfig) -> None:
 def check_blocks(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that are to have blocks of another size than they have."""
     pulling = _pulling(fleet)
-    sizes = {(each.pool.block_size, each.pool.bytes_per_slot): each.config.kv_dtype for each in replicas}
-    if pulling and len({each.pool.groups for each in replicas}) > 1:
+    sizes = {
+        (replica.pool.block_size, replica.pool.bytes_per_slot): replica.config.kv_dtype for replica in replicas
+    }
+    if pulling and len({replica.pool.groups for replica in replicas}) > 1:
         text = "blocks are pulled as they are, and fleet.groups keep other windows; give all one model.max_seq_len"
         raise ConfigError(*pulling[0], f"{text}, kv.windows")
     if pulling and len(sizes) > 1:
@@ -85,23 +83,23 @@ def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[Link
     groups = first.pool.groups or (LayerGroup(tuple(range(first.model.num_layers))),)
     pieces = 2 * layers_per_block(groups) if link.pieces == "layer" else 1
     senders = replicas if fleet.neighbours else replicas[: fleet.prefill]
-    sending = [each.config.executor.devices for each in senders]
+    sending = [sender.config.executor.devices for sender in senders]
     return [
         LinkRate(
             link,
-            min([each.config.executor.devices, *sending]),
-            each.pool.block_size * each.pool.bytes_per_slot,
+            min([replica.config.executor.devices, *sending]),
+            replica.pool.block_size * replica.pool.bytes_per_slot,
             pieces,
             first.model.num_layers,
             groups,
         )
-        for each in replicas
+        for replica in replicas
     ]
 
 
 def _prefill_times(replicas: Sequence[EnginePlan]) -> list[PrefillTime]:
     """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
-    pairs = [(each.timing, each.config.scheduler.max_batched_tokens) for each in replicas]
+    pairs = [(replica.timing, replica.config.scheduler.max_batched_tokens) for replica in replicas]
     return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
 
 

@@ -49,7 +49,7 @@ class RunPlan(EnginePlan):
         """See EnginePlan; of groups, how the steps of each are timed."""
         own = super(RunPlan, self).chosen
         if self.groups and not self.is_real:
-            own["timing"] = " and ".join(dict.fromkeys(str(each.plan.chosen["timing"]) for each in self.groups))
+            own["timing"] = " and ".join(dict.fromkeys(str(group.plan.chosen["timing"]) for group in self.groups))
         return own
 
     @property
@@ -98,7 +98,7 @@ def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPla
     else:
         plan = _plan(config, requests)
     check_blocks(plan.replicas, config.fleet)
-    every = sum(each.weights.total + each.pool.num_bytes for each in plan.replicas)
+    every = sum(replica.weights.total + replica.pool.num_bytes for replica in plan.replicas)
     for group in plan.parts:
         own = group.plan
         try:

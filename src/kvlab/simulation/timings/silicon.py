@@ -5,7 +5,9 @@ A step over T new tokens of B sequences on N devices, each of which has 1/N of e
     linear      the GEMMs of QKV, output, gate and up, and down over T rows, what lies between them, the embedding,
                 and, for N > 1, two all-reduces of T rows in each layer; small ones end in the norm behind them,
                 where the framework's version has that; and 1/N of `framework.device_token_us` for each row.
-                Up to 256 rows a GEMM takes no longer than two of more rows were measured to take
+                Up to 256 rows a GEMM takes no longer than two of more rows were measured to take.
+                Experts whose router nothing levels take as much less as the fewer that are met
+                (kvlab.simulation.expert_load)
     head        the GEMM of the output layer, over as many rows as are sampled, in 16 bits
     prefill     each chunk with its cached prefix: 1/k of what a batch of k such takes, k being the step's chunks
     decode      the sequences with one new token at their mean context, and no less than the longest alone
@@ -32,6 +34,7 @@ from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import Division, Formats, SparseConfig
 from kvlab.simulation.accuracy import how_sure
+from kvlab.simulation.expert_load import dealt, drawn
 from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, SMALLEST, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
@@ -78,7 +81,9 @@ class SiliconTiming(StepTiming):
             found = operations(tables, model, devices, weights, kv)
         few = [tables.compile([operation]) for operation in found.few]
         whole = (each for name, each in found._asdict().items() if name != "few")
-        linear, norms, links, head, decode, prefill, chosen, exchange, variances = map(tables.compile, whole)
+        linear, norms, links, head, decode, prefill, chosen, exchange, variances, *loads = map(
+            tables.compile, whole
+        )
         rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
         # Groups that share the sequences have norms between all-reduces and what hands tokens to the experts.
         fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * model.hidden_size)
@@ -94,6 +99,21 @@ class SiliconTiming(StepTiming):
             small_s += tables.seconds(norms, 1, rows, prefill=True)
             return small_s + (tables.fused_link_seconds if rows <= fused_rows else tables.link_seconds)(links, rows)
 
+        def unmet_s(rows: int) -> float:
+            """What other experts are met than were measured, as seconds to add: mostly fewer, below 0."""
+            if not isinstance(model, SparseConfig) or not found.even:
+                return 0.0
+            mixture, (uneven, even) = model.experts, loads
+
+            def met_s(experts: float) -> float:
+                choices = min(experts, mixture.count) / mixture.active  # of so many tokens, which meet as many
+                before, share = int(choices), choices % 1
+                ends = [rows_s(even, max(1, before)), rows_s(even, before + 1)]
+                return float((1 - share) * ends[0] + share * ends[1])
+
+            shape = rows, mixture.count, mixture.active
+            return rows_s(uneven, rows) * (met_s(drawn(*shape)) / met_s(dealt(*shape)) - 1)
+
         def linear_s(rows: int) -> float:
             if rows > FEW:
                 return tables.seconds(linear, 1, rows, prefill=True)
@@ -101,7 +121,14 @@ class SiliconTiming(StepTiming):
             more = 1 << rows.bit_length()
             return sum(min(rows_s(spec, rows), max(rows_s(spec, more), rows_s(spec, 2 * more))) for spec in few)
 
-        self._linear_s = cache(lambda rows: linear_s(rows) + between_s(rows) + rows * beyond_us * 1e-6)
+        self._linear_s = cache(
+            lambda rows: (
+                linear_s(rows)
+                + (unmet_s(rows) if self._groups == 1 else 0.0)
+                + between_s(rows)
+                + rows * beyond_us * 1e-6
+            )
+        )
         self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
         self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
         self._prefill_s = cache(
@@ -110,6 +137,7 @@ class SiliconTiming(StepTiming):
         self._experts_s = cache(
             lambda rows: (
                 tables.seconds(chosen, 1, rows, prefill=True)
+                + unmet_s(rows)
                 + tables.seconds(exchange, 1, -(-rows // self._groups), prefill=True)
             )
         )

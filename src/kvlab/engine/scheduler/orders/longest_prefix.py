@@ -25,4 +25,7 @@ class LongestPrefix(Order):
         head = waiting.head
         if head is None or head.preemptions or head.index:  # preempted, or a further sample of a running request
             return head
-        return min(islice(waiting, _WINDOW), key=lambda each: self.aged(-state.cached_tokens(each) / _TOKENS, each))
+        return min(
+            islice(waiting, _WINDOW),
+            key=lambda sequence: self.aged(-state.cached_tokens(sequence) / _TOKENS, sequence),
+        )
