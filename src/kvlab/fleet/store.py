@@ -43,6 +43,7 @@ class StoreSide(ElsewhereTier):
         self._load, self._size = load, 0
         self._store, self._contents, self._own = store, store.contents, Counter[Key]()
         self._writing = deque[tuple[float, Key]]()  # and when it will be there
+        self._ended_s = 0.0  # the step before: no replica dies before its last has begun
         self._clock: Clock | None = None
         self._log = ContentLog()
 
@@ -52,6 +53,8 @@ class StoreSide(ElsewhereTier):
 
     def stepped(self, ends_s: Sequence[float]) -> None:
         """The replica has taken steps that end then: what they computed goes to the store."""
+        while self._writing and self._writing[0][0] <= self._ended_s:
+            self._writing.popleft()
         for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
             for key in (key for event in events if isinstance(event, Stored) for key in event.keys):
                 if key in self._contents:
@@ -61,8 +64,7 @@ class StoreSide(ElsewhereTier):
                     there_s = self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
                     self._writing.append((there_s, key))
                     self.counts.stored += 1
-        while self._writing and self._writing[0][0] <= ends_s[-1]:
-            self._writing.popleft()
+        self._ended_s = ends_s[-1]
 
     def lose(self, now: float) -> None:
         """The replica dies: what it has not written whole is not there, and its links are free."""
