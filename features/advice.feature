@@ -85,7 +85,7 @@ Feature: Advice
   Scenario: Service levels that no change comes near to, of more traffic than is served
     When I ask for advice on "workload.num_requests=80 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2"
     Then it ends with status 0
-    And it says "Overloaded: "
+    And it says "On requests as drawn overloaded: "
     And it says "no change alone brings more requests within the limits: their mean time decides"
     And the plan is better on both parts than today's settings
 

@@ -51,7 +51,8 @@ Feature: Fleets
       Then the command succeeds
       And both runs have the same output tokens
       And the replicas of its requests are "1 1 1 1 1 1"
-      And the message says "replica ... ended ... prompts ... found"
+      And the message says "replica ... ended ... prompts ... found ... pulled ... outputs"
+      And the message says "0 ... 0 ... 127 ... 0.0 % ... 0 ... 1 ... 6 ... 0 ... - ... 116 ... 109"
       And its metrics have 6 as "fleet/transfers"
       And no block leaked
 
@@ -134,6 +135,7 @@ Feature: Fleets
       And all 8 requests were completed
       And the replicas of its requests are "0 0 0 0 0 0 0 0"
       And its metrics have 4 as "fleet/retried"
+      And its metrics have 81 as "fleet/lost_tokens"
 
     @R28.5
     Scenario: A replica that drains ends what it has, and gets no more
@@ -150,13 +152,14 @@ Feature: Fleets
       And the replicas of its requests are "<replica>"
       And its routes.parquet has the stages "<stages>" of each request
       And its metrics have <retried> as "fleet/retried"
+      And its metrics have <lost> as "fleet/lost_tokens"
       And no block leaked
 
       Examples:
-        | what                                                          | life    | replica | stages                        | retried |
-        | what a dead replica has computed is computed where it decodes | die:0   | 2       | prefill decode                | 0       |
-        | what a dead replica was to decode begins again                | die:2   | 3       | prefill decode prefill decode | 1       |
-        | a replica that drains sends what it has                       | drain:0 | 2       | prefill decode                | 0       |
+        | what                                                          | life    | replica | stages                        | retried | lost |
+        | what a dead replica has computed is computed where it decodes | die:0   | 2       | prefill decode                | 0       | 23   |
+        | what a dead replica was to decode begins again                | die:2   | 3       | prefill decode prefill decode | 1       | 0    |
+        | a replica that drains sends what it has                       | drain:0 | 2       | prefill decode                | 0       | 0    |
 
   Rule: Replicas may have a store in common
 

@@ -88,11 +88,40 @@ Feature: Traffic of one's own
 
     @R27.2
     Scenario: What of a table is not used is said
-      Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,0; 2,8,3
+      Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,2; 2,8,3
       When I import "own.csv"
       Then the command succeeds
-      And the message says "without output tokens, so that runs leave them out: 1"
       And the message says "not read: when; columns.arrival=NAME and others say what a column has"
+
+    @R27.2
+    Scenario Outline: Requests that ask for nothing are left out of <what>, and counted
+      Given a file "<file>" with "<names>" and <rows>
+      When I import "<file>"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "24 prompt tokens, 6 output tokens"
+      And the message says "left out, since they ask for nothing: 2, the first <first>"
+
+      Examples:
+        | what             | file      | names                                   | rows | first |
+        | a table          | own.csv   | time,prompt_tokens,output_tokens        | 4,0,3; 5,7,1; 6,9,0; 6.5,8,2; 7,9,3 | in line 2, with 0 prompt tokens |
+        | a trace          | azure.csv | TIMESTAMP,ContextTokens,GeneratedTokens | 2023-11-16 18:15:05,7,1; 2023-11-16 18:15:06,0,0; 2023-11-16 18:15:06,9,0; 2023-11-16 18:15:06.5,8,2; 2023-11-16 18:15:07,9,3 | in line 3, with 0 prompt tokens |
+        | what has no rows | b.json    |                                         | {"request_throughput": 1, "start_times": [5, 6, 6, 6.5, 7], "input_lens": [7, 9, 0, 8, 9], "output_lens": [1, 0, 1, 2, 3], "ttfts": [1, 1, 1, 1, 1], "itls": [[], [], [], [], []]} | request 2, with 0 output tokens |
+
+    @R27.2
+    Scenario: Fields of a log may be within others
+      Given a file "log.jsonl" with "" and {"ts": "2026-11-20T09:00:00+02:00", "usage": {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2.0}}}; {"ts": "2026-11-20T07:00:01.5Z", "usage": {"prompt_tokens": 17, "completion_tokens": 5}}; {"ts": "2026-11-20T07:00:02Z", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+      When I import "log.jsonl"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "33 prompt tokens, 9 output tokens"
+      And the message says "run it"
+      And nothing is said of "not read"
+
+    @R27.2
+    Scenario: Thousands may be apart
+      Given a file "own.csv" with "prompt_tokens,output_tokens" and "1,833",7; "2,001,833","1,000"
+      When I import "own.csv"
+      Then the command succeeds
+      And the message says "2 requests, 2,003,666 prompt tokens, 1,007 output tokens"
 
     @R27.2
     Scenario Outline: <what> is refused
@@ -100,19 +129,25 @@ Feature: Traffic of one's own
       When I import "own.csv" with "<settings>"
       Then the command fails without a traceback
       And the message says "<message>"
+      And no trace is left
 
       Examples:
         | what                       | names              | rows             | settings | message |
         | A file of no known format  | a,b                | 1,2              | sort=false | format=auto: that of ...own.csv is not recognised; known: aiperf, azure |
         | A file of unknown columns  | a,b                | 1,2              | sort=false | (kvlab import --help); it begins with a,b |
-        | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
+        | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 2; expected all or none |
         | A column that is not there | a,b                | 1,2              | columns.prompt_tokens=in | columns.prompt_tokens=in: the file has no such column; it has a, b |
         | A time in another unit     | time,prompt_tokens | 1700000000000,7  | sort=false | 1700000000000 is no time in seconds; set unit=ms if it is |
         | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |
         | Times that go backwards    | time,prompt_tokens | 2,7; 1,7         | sort=false | request 2 arrives 1 s before the one before it; sort=true sorts them |
         | A row that is cut off      | time,prompt_tokens | 1,7; 2           | sort=false | line 3: 1 columns; expected 2 as in the first line |
-        | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | '-7'; expected a whole number of tokens, from 1 |
-        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time; expected all or none |
+        | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | own.csv, line 2, column prompt_tokens: '-7'; expected a whole number of tokens, from 0 |
+        | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
+        | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
+        | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
+        | A cell of several lines    | time,prompt_tokens | 1,"7             | sort=false | line 2: a cell in quotes does not end in this line |
+        | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
+        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |
 
@@ -133,6 +168,8 @@ Feature: Traffic of one's own
         | a number that is text         | p.json  | [{"start_time": 1, "end_time": 2, "info": {"input_tokens": "7", "output_tokens": 1}}] | p.json: a prompt of '7' tokens; expected inference-perf's |
         | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
         | blocks without tokens         | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 0, "input_length": 7, "input_sequence_hashes": []}}} | d.jsonl, line 1: |
+        | a line that is no JSON        | own.jsonl | {"time": 1, "prompt_tokens": 7}; oops | own.jsonl, line 2: Expecting value (character 1); expected a line |
+        | a file that is packed otherwise | own.csv.bz2 | BZh9 | own.csv.bz2: is packed by bzip2; unpack it, or save it as CSV |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 
     @R27.1

@@ -135,6 +135,9 @@ def halves_are(laboratory: Commands, seconds: int) -> None:
     spans = [re.search(r"(\d+) to (\d+) s$", found[name]) for name in ("chosen_on", "reported_on")]
     (_, first), (second, _) = [tuple(map(int, span.groups())) for span in spans if span]
     assert first <= seconds <= second
+    today, _, headroom = found["answer"]
+    assert today.startswith("Today, on the second half: ")
+    assert headroom.startswith("Headroom, on the first half: ")
 
 
 @then(parsers.parse("no plan takes more than {devices:d} devices"))
@@ -202,7 +205,7 @@ def page_of_case(name: str) -> None:
     deployment = case.deployment.format(file=case.file)
     assert f"\n    kvlab capacity {deployment} {case.lengths}\n" in page
     assert f"\n    kvlab advise {deployment} {case.asked}\n" in page
-    for printed in ("The size of the pool is planned", "\nToday: ", "\nhow sure: "):
+    for printed in ("The size of the pool is planned", "\nToday, on ", "\nhow sure: "):
         assert printed in page
     for picture in re.findall(r"\]\((\w+\.png)\)", page):
         assert (cases.PAGES / picture).is_file()

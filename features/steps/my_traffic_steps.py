@@ -246,6 +246,11 @@ def arrive_at(commands: list[Command], traffic: Path, times: str) -> None:
     ]
 
 
+@then("no trace is left")
+def no_trace(traffic: Path) -> None:
+    assert not list(traffic.glob("*.trace.jsonl*"))
+
+
 @then("they have no hash in common, and different key ids")
 def no_hash_in_common(traffic: Path) -> None:
     one, other = (

@@ -118,3 +118,10 @@ def test_a_word_alone_is_a_run(main: Callable[[], None]) -> None:
     assert ended.output.startswith(
         "error: run=nowhere: is no output directory with a summary.json, nor the id of a "
     )
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = call(kvlab.cli.run.main, *TINY, "tracking=off", "workload=azure", "workload.path=none.csv")
+    assert ended.code == 2, ended.output
+    assert not list(tmp_path.glob("outputs/*/*"))

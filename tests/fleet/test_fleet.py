@@ -250,3 +250,19 @@ def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_k
     log = serve(fleet, traffic(3, groups=1))
     assert log.completed == 3
     assert [max(routed.choice.scores) for routed in fleet.routed] == [0.0, 1.0, 1.0]
+
+
+def test_a_sample_that_had_ended_when_its_request_was_lost_ends_once() -> None:
+    def served(*life: str, stop: tuple[int, ...] = ()) -> tuple[Fleet, RunLog]:
+        sampling = SamplingParams(max_tokens=12, n=2, temperature=1.0, seed=3, stop_token_ids=stop)
+        fleet = fleet_of(FleetConfig(replicas=2, life=list(life)))
+        return fleet, serve(fleet, [Request("r", prompt_for("r", 17), sampling, 0.0)])
+
+    first, second = served()[1].records
+    stop = next(token for token in first.output_token_ids[2:] if token not in second.output_token_ids)
+    _, usual = served(stop=(stop,))[1].records
+    fleet, log = served(f"{usual.token_times_s[-3]}:die:0", stop=(stop,))
+    assert [(each.sample, each.replica) for each in log.records] == [(0, 1), (1, 1)]
+    lost = [step for step in log.steps if step.replica == 0]
+    forked = 1  # the prompt's last token, computed for each sample
+    assert fleet.lost_tokens == sum(step.prefill_tokens + step.output_tokens for step in lost) - forked

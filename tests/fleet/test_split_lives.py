@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,12 +20,26 @@ ASKED = Request("r0", prompt_for("r0", 17), SamplingParams(max_tokens=9), 0.0)  
 CHUNKS = POOL | {"scheduler": SchedulerConfig(max_batch_size=4, max_batched_tokens=4)}
 
 
-def split(handshake: str, *life: str, setup_us: float = 0.0, own: Mapping[str, Any] = POOL) -> tuple[Fleet, RunLog]:
-    """Two replicas that prefill and two that decode serve one request."""
+def split(
+    handshake: str,
+    *life: str,
+    setup_us: float = 0.0,
+    own: Mapping[str, Any] = POOL,
+    prefill: int = 2,
+    decode: int = 2,
+    more: Sequence[Request] = (),
+) -> tuple[Fleet, RunLog]:
+    """Two replicas that prefill and two that decode serve one request, or others."""
     link = LinkConfig(setup_us=setup_us, send="chunk" if handshake == "decode_first" else "prompt")
-    config = FleetConfig(replicas=4, prefill=2, handshake=handshake, life=list(life), link=link)
+    config = FleetConfig(
+        replicas=prefill + decode, prefill=prefill, handshake=handshake, life=list(life), link=link
+    )
     fleet = fleet_of(config, own=own)
-    return fleet, serve(fleet, [ASKED])
+    return fleet, serve(fleet, [ASKED, *more])
+
+
+def other(arrival_s: float) -> Request:
+    return Request("r1", prompt_for("r1", 17), SamplingParams(max_tokens=9), arrival_s)
 
 
 def sent_to(fleet: Fleet, stage: str) -> list[int]:
@@ -72,6 +86,9 @@ def test_a_request_that_was_lost_where_it_decodes_begins_again(
     assert sent_to(fleet, "decode") == [2, 3]
     assert sent_to(fleet, "prefill") == [0, 1]
     assert fleet.retried == 1
+    lost = [step for step in log.steps if step.replica == 2]
+    assert fleet.lost_tokens == sum(step.prefill_tokens + step.output_tokens for step in lost)
+    assert bool(lost) == (setup_us == 0)
     assert log.records[0].output_token_ids == usual.records[0].output_token_ids
     assert log.records[0].replica == 3
 
@@ -82,3 +99,26 @@ def test_a_replica_that_drains_keeps_a_prompt_until_it_was_pulled(handshake: str
     assert fleet.split is not None
     assert [each.source for each in fleet.split.transfers] == [0]
     assert log.records[0].token_times_s[0] > 1.0
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+@pytest.mark.parametrize(("prefill", "dead"), [(2, 0), (1, 1)], ids=["source", "target"])
+def test_a_transfer_that_breaks_off_leaves_both_ends_free(handshake: str, prefill: int, dead: int) -> None:
+    fleet, _ = split(
+        handshake, f"0.5:die:{dead}", setup_us=1e6, prefill=prefill, decode=3 - prefill, more=[other(0.6)]
+    )
+    assert fleet.split is not None
+    broken, *others = fleet.split.transfers
+    assert broken.end_s == 0.5
+    assert dead in (broken.source, broken.target)
+    assert 0.5 <= others[0].start_s < 0.7
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+def test_what_was_planned_behind_a_transfer_that_breaks_off_keeps_its_time(handshake: str) -> None:
+    fleet, _ = split(handshake, "0.5:die:0", setup_us=1e6, decode=1, more=[other(0.1)])
+    assert fleet.split is not None
+    broken, later = fleet.split.transfers
+    assert (broken.source, broken.end_s) == (0, 0.5)
+    assert later.source == 1
+    assert 1.0 < later.start_s < 1.1

@@ -47,6 +47,12 @@ def test_what_one_replica_has_computed_the_next_finds_when_it_has_come() -> None
     assert sum(side.counts.stored for side in fleet.sides.values()) == 4  # once, although two replicas computed it
 
 
+def test_what_a_replica_that_dies_has_not_written_whole_is_not_there() -> None:
+    for life, found in (("0.004:die:0", 0), ("0.05:die:0", 16)):
+        log = serve(stored(100, setup_us=5000.0, life=life), [asked("r0", 0.0), asked("r1", 0.1)])
+        assert [record.cached_tokens for record in log.records] == [0, found]
+
+
 def test_a_store_that_is_full_keeps_what_was_used_last() -> None:
     fleet = stored(4)
     other = [Request("o", prompt_for("other", 17), SamplingParams(max_tokens=2), 0.1)]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.simulated_vs_silicon.results import read as results
-from kvlab.cli.advise import current_words
+from kvlab.cli.advise import compose_today, current_words, words_of
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.errors import ConfigError, WorkloadError
@@ -242,3 +242,12 @@ def test_weights_in_four_bits_are_tried_where_a_device_multiplies_them(hardware:
     changes = possible_changes(config, facts, 1)
     tried = {change.settings["executor.weights"] for change in changes if "executor.weights" in change.settings}
     assert tried == formats
+
+
+def test_a_layout_that_nobody_gave_has_room_for_the_longest_request() -> None:
+    settings = AdviseSettings(devices=4)
+    asked = ["hardware=h100_sxm", "model=llama3_1_70b", "executor.weights=fp8", "workload=documents"]
+    words = words_of(settings, [*asked, "workload.num_requests=20"])
+    config, _, said = compose_today(settings, words)  # on one device fewer than 2,500 tokens are left
+    assert (config.fleet.replicas, config.executor.tensor_parallel) == (2, 2)
+    assert "2 replicas of 2 device(s)" in said

@@ -219,3 +219,9 @@ def test_what_is_no_run_is_reported(tmp_path):
     (tmp_path / "requests.parquet").write_text("nothing")
     with pytest.raises(RecordError, match=r"requests\.parquet: cannot be read"):
         read_run(tmp_path).requests()
+
+
+def test_a_run_whose_settings_are_too_long_for_a_name_is_its_directory(tmp_path):
+    runs = [record_run(tmp_path / f"{n}", fleet__groups=[{"count": n, "name": "a" * 300}]) for n in (1, 2)]
+    names = [group.name for group in group_runs([RunSet("both", tuple(runs))])]
+    assert names == [str(tmp_path / "1"), str(tmp_path / "2")]

@@ -236,7 +236,9 @@ class TestAdvice:
         with disk(lab.base / "advice", match=r"simulations|advice\.(json|html)"):
             ended = self.advise()
         assert ended.code == 1
-        is_told(ended, "Today: ", "how sure: ", "simulations.jsonl, advice.json, advice.html: cannot be written: ")
+        is_told(
+            ended, "Today, on ", "how sure: ", "simulations.jsonl, advice.json, advice.html: cannot be written: "
+        )
         assert "page: " not in ended.output
 
     def test_that_is_interrupted_says_that_it_goes_on(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

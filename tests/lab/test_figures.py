@@ -57,6 +57,15 @@ class TestDrawing:
             columns = drawn[1].reshape(10, -1).mean(axis=1)  # of a second each
             assert np.allclose(columns, [0, value, value, value, 0, 0, 0, 0, value, value])
 
+    def test_what_replicas_pulled_is_not_called_found(self) -> None:
+        steps = StepLog.of([step(0), step(1, replica=1)])
+        said = [
+            [axes.get_title(loc="left") for axes in fleet_figure(steps, 2, is_split=split).axes]
+            for split in (True, False)
+        ]
+        assert "found or pulled,\n% of prompts" in said[0]
+        assert "found in the\nprefix cache, %" in said[1]
+
     def test_memory_without_a_step_with_one_and_with_many(self) -> None:
         many = [step(n, blocks_in_use=n % 4, tokens_in_use=n, running=1, waiting=n) for n in range(5000)]
         for steps in ([], self.STEPS[:1], self.STEPS, many):

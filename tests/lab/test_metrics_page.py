@@ -55,7 +55,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     devices += ["fleet.replicas=2", "fleet.prefill=1", "fleet.neighbours=true"]
     fleet = run_small(tmp_path_factory.mktemp("fleet"), *devices)
     # Of replicas that die, and that a rule starts, and of a shared store: features/fleets.feature.
-    started = {"fleet/retried", "fleet/replicas_mean", "fleet/started"}
+    started = {"fleet/retried", "fleet/lost_tokens", "fleet/replicas_mean", "fleet/started"}
     started |= {f"fleet/store_{name}" for name in ("written_blocks", "loaded_blocks", "hit_tokens")}
     started |= {"engine/load_s", "engine/compile_s"}  # of engines in processes: tests/peers/test_process.py
     # Of a disk behind host memory: tests/engine/test_offload.py.

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 import kvlab.cli.run
-from kvlab.lab.terminal import Terminal, marked, print_note
+from kvlab.lab.terminal import Terminal, marked, print_note, print_whole
 from kvlab.secrets import redacted_output
 from tests.support.commands import TINY, call
 
@@ -64,3 +64,12 @@ def test_a_run_and_its_names(tmp_path: Path) -> None:
     for shown in ("[/red]\\x1b[2J", "[/blue]\\x07", "[bold]\\x9b", "[/x]\\x1b", str(tmp_path / "[red]")):
         assert shown in ended.output
     assert not {"\x1b", "\x07", "\x9b"} & set(ended.output)
+
+
+def test_no_number_of_a_table_is_cut_where_the_terminal_is_narrow() -> None:
+    file, table = io.StringIO(), Table("prompts", "outputs")
+    table.add_row("123,456,789", "987,654,321")
+    print_whole(Terminal(file=file, width=20), table)
+    assert "123,456,789" in file.getvalue()
+    assert "987,654,321" in file.getvalue()
+    assert "\u2026" not in file.getvalue()

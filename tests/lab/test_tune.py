@@ -9,7 +9,8 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.distributions import IntDistribution
+from optuna.trial import TrialState, create_trial
 
 import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
@@ -17,6 +18,7 @@ from kvlab.cli.settings import read_settings
 from kvlab.cli.tune import check
 from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.campaigns.tune.pictures import write_page
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
@@ -293,6 +295,20 @@ def test_a_question_that_cannot_be_asked_is_refused_by_its_key(arguments: list[s
 def tune(*arguments: str) -> tuple[int, str]:
     ended = call(kvlab.cli.tune.main, "optimize=throughput/output_tokens_per_s", *arguments, *TINY)
     return ended.code, ended.output
+
+
+def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
+    pages = []
+    for name in ("one.html", "two.html"):
+        study = optuna.create_study(direction="maximize")
+        for block, batch in ((8, 4), (16, 4), (16, 8), (32, 2)):
+            space = {key: IntDistribution(1, 64) for key in (BLOCK, BATCH)}
+            done = create_trial(params={BLOCK: block, BATCH: batch}, distributions=space, value=block * batch)
+            study.add_trial(done)
+        write_page(study, "throughput/output_tokens_per_s", "kvlab run", None, tmp_path / name)
+        pages.append((tmp_path / name).read_text())
+    assert pages[0] == pages[1]
+    assert "Two settings at a time" in pages[0]
 
 
 @pytest.mark.slow

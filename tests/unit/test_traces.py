@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kvlab.config import WorkloadConfig
@@ -18,6 +20,8 @@ from kvlab.errors import CapacityError, RequestRefusedError, WorkloadError
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads import build_requests
 from kvlab.workloads.describe import workload_digest
+from kvlab.workloads.lines import read_head
+from kvlab.workloads.trace_format import read_header
 from tests.support.engines import make_engine, request
 from tests.support.model import VOCAB
 
@@ -230,7 +234,7 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
     "CSV as JSON, with its reader": ("mooncake", LENGTHS, "; workload=sharegpt_lengths reads this one"),
     "lengths as azure": ("azure", LENGTHS, "GeneratedTokens; workload=sharegpt_lengths reads this one"),
     "an unknown table": ("burstgpt", "a,b\n1,2\n", "{}, line 1: 'a,b'; workload=burstgpt expects the columns"),
-    "an open quote": ("azure", HEAD + '"2023', "{}, line 2: unexpected end of data"),
+    "an open quote": ("azure", HEAD + '"2023', "{}, line 2: a cell in quotes does not end in this line"),
     "not text": ("azure", HEAD.encode() + b"\xff\xfe", "{}, line 2: it is not UTF-8 text (byte 1); expected the"),
     "cut in a character": ("azure", AZURE_2024.encode() + b"2\xc3", "{}, line 4: it is not UTF-8 text (byte 2);"),
     "compressed and cut": ("azure", gzip.compress(AZURE_2024.encode())[:-9], "; was it cut off?"),
@@ -273,3 +277,16 @@ def test_a_file_that_is_no_such_trace_is_refused(path: Path, source: str, text: 
     with pytest.raises(WorkloadError) as refused:
         read(path, source, text)
     assert message.format(path) in str(refused.value)
+
+
+def test_text_of_a_spreadsheet_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("time,prompt_tokens\n1,7\n".encode("utf-16"))
+    with pytest.raises(WorkloadError, match="is UTF-16 text; save it as UTF-8"):
+        read_head(str(path))
+
+
+def test_a_table_in_parquet_is_told_what_is_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"time": [1.0], "prompt_tokens": [7]}), tmp_path / "a.parquet")
+    with pytest.raises(WorkloadError, match="makes one of CSV or JSON lines, and of no other Parquet"):
+        read_header(str(tmp_path / "a.parquet"))

@@ -94,7 +94,7 @@ def _key(word: str) -> str:
 def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig, list[str], str]:
     """Today's configuration, its words, and what was taken where nothing was said. Raises a KvlabError."""
     from kvlab.cli.compose import compose_run
-    from kvlab.engine.build import plan_engine
+    from kvlab.lab.run.plan import plan_run
     from kvlab.peers.engines import is_peer
 
     config = compose_run(words).config
@@ -106,12 +106,12 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
     most = settings.most_devices
     if most is None or {_key(word) for word in words} & set(_LAYOUT):
         return config, words, ""
-    problem: CapacityError | None = None
+    problem, requests = None, None
     for parallel in (number for number in (1, 2, 4, 8, 16) if number <= most):
         layout = [f"fleet.replicas={most // parallel}", f"executor.tensor_parallel={parallel}"]
         config = compose_run([*words, *layout]).config
         try:
-            plan_engine(config)
+            requests = plan_run(config, requests).requests  # with room for the longest
         except CapacityError as error:
             problem = error
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
 
             return record_failure(directory, point.name, error)
         if isinstance(error, KvlabError):
+            if not any("hydra.run.dir" in word for word in hydra_config.overrides.hydra):
+                with suppress(OSError):
+                    directory.rmdir()  # Hydra's own and empty: a report on all runs would stumble over it
             fail(str(error))
         raise
     if point is not None:

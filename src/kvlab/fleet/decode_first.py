@@ -27,6 +27,7 @@ class _Reserved:
     contents: list[Offered]  # of all, in the order in which they are computed
     ready_s: float  # they are there from then on
     sent: int = 0  # of them
+    ends_s: list[float] = field(default_factory=list)  # of the messages that are planned
     start_s: float = math.inf  # of the first message
     end_s: float = math.inf  # of the last, once all are sent
 
@@ -153,6 +154,18 @@ class DecodeFirst(Split):
         for name, reserved in {id(message[2]): message[1:3] for message in messages}.values():
             self._sent(name, reserved, record.end_s)
 
+    def lose(self, replica: int, now: float) -> None:
+        """See Splitting."""
+        for name, request in self._requests.items():
+            source = self._sources.get(name)
+            if source is not None and replica in (source, request.target):
+                for reserved in request.reserved:
+                    for end_s in reserved.ends_s:
+                        self._ends[source].cut(end_s)
+                        self._receiving[request.target].cut(end_s)
+                    reserved.ends_s.clear()
+        super().lose(replica, now)
+
     def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
         return _PushTier(rate, self._reserve, self._released)
 
@@ -226,7 +239,9 @@ class DecodeFirst(Split):
         sending, receiving = self._ends[self._sources[name]], self._receiving[target]
         start_s = max(ready_s, reserved.ready_s, sending.free_s, receiving.free_s)
         reserved.start_s = min(reserved.start_s, start_s)
-        sending.free_s = receiving.free_s = start_s + self._rates[target].seconds(num_bytes)
+        reserved.ends_s.append(start_s + self._rates[target].seconds(num_bytes))
+        for end in (sending, receiving):
+            end.take(reserved.ready_s, reserved.ends_s[-1])
 
     def _sent(self, name: str, reserved: _Reserved, computed_s: float) -> None:
         """If that was all, it is known when it comes."""

@@ -28,6 +28,7 @@ from kvlab.fleet.scale import Scaler
 from kvlab.fleet.store import StoreSide
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
+from kvlab.kv.tiers.remote import RemoteTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Splitting(Protocol):
 
     decoding: Sequence[int]  # the replicas that serve what is not split
     transfers: list[Transfer]
+    tiers: dict[int, RemoteTier]  # what is offered to each of these
 
     def takes(self, request: Request) -> bool:
         """Whether a request is served by two."""
@@ -110,6 +112,7 @@ class Fleet:
         self._numbers = itertools.count()
         self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
+        self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
         self._lives: deque[LifeEvent] = deque()
         self.scalers: list[Scaler] = []
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
@@ -119,12 +122,17 @@ class Fleet:
     def live(self, events: Iterable[LifeEvent]) -> None:
         """Let replicas die, drain and return at their times."""
         self._lives = deque(sorted(events))
+        for life in self._lives:
+            self.replicas[life.replica].may_die |= life.event == "die"
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
         asked = Asked(request, on_output, on_finish or (lambda record: None))
+        if self._lives and self._lives[0].at_s <= request.arrival_s <= self.clock.now():
+            self._live_until(request.arrival_s)
+            self._advance()  # to what follows from a death before, which comes first
         if request.arrival_s > self.clock.now():
             self.at(request.arrival_s, asked, partial(self._arrive, asked))
         else:
@@ -258,8 +266,11 @@ class Fleet:
             if life.event == "die":
                 for neighbour in self.neighbours:
                     neighbour.lose(life.replica, life.at_s)
+                if (side := self.sides.get(life.replica)) is not None:
+                    side.lose(life.at_s)
                 if self.split is not None:
                     self.split.lose(life.replica, life.at_s)
+                self.lost_tokens += replica.lost_tokens()
                 for asked in replica.die():
                     self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
                     self.retried += 1

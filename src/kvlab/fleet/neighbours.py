@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.replica import Replica
-from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink, Transfer
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink, Transfer, break_off
 from kvlab.kv.lending import lend
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.remote import ElsewhereTier
@@ -104,7 +104,8 @@ class NeighbourTier(ElsewhereTier):
         self._unnamed = []
 
     def lose(self, source: int, now: float) -> None:
-        """What is on its way from a replica comes to nothing."""
+        """What is on its way from a replica comes to nothing, and what is on its way to it if it is this one."""
+        break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
         for key, pull in self._under_way.items():
             if pull.source == source:
                 lost = self._pools[self._index].offload.loading[key]

@@ -84,8 +84,10 @@ class Replica:
         self._ends_s: list[float] = []  # a heap: when those that are known to end, end
         self._ended = 0
         self.takes_requests = True
+        self.may_die = False
         self.in_flight_requests: dict[str, Asked] = {}
         self._left: dict[str, int] = {}  # samples that have not ended
+        self._held: dict[str, list[RequestRecord]] = {}  # of samples that have ended, until their request has
         self._lost: set[str] = set()
 
     def submit(self, asked: Asked, now: float) -> None:
@@ -93,25 +95,44 @@ class Replica:
         if not self.engine.has_work():
             self.engine.clock.wait_until(now)
 
-        def ended(record: RequestRecord) -> None:
-            self._left[name] -= 1
-            if not self._left[name]:
-                del self._left[name], self.in_flight_requests[name]
-                heapq.heappush(self._ends_s, record.finished_s)
-            if name not in self._lost:
-                on_finish(replace(record, replica=self.index))
-
         request, on_output, on_finish, _ = asked
         name = request.request_id
+        held = self._held[name] = list[RequestRecord]()
+
+        def ended(record: RequestRecord) -> None:
+            held.append(replace(record, replica=self.index))
+            self._left[name] -= 1
+            if not self._left[name]:
+                del self._left[name], self.in_flight_requests[name], self._held[name]
+                heapq.heappush(self._ends_s, record.finished_s)
+            elif self.may_die:
+                return  # of a request that is lost nothing is told, nor of its samples that had ended
+            for each in () if name in self._lost else held:
+                on_finish(each)
+            held.clear()
+
         self._left[name] = request.sampling.n
         self.in_flight_requests[name] = asked
         try:
             self.engine.submit(request, on_output, ended)
         except Exception:
-            del self._left[name], self.in_flight_requests[name]
+            del self._left[name], self.in_flight_requests[name], self._held[name]
             raise
         self.sent_s.append(now)
         self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
+
+    def lost_tokens(self) -> int:
+        """Tokens that it computed for requests that have not ended: of prompts, unless found, and of outputs."""
+        sequences = self.sequences()
+        held = [record for records in self._held.values() for record in records]
+        outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in held]
+        computed = [
+            min(each.high_water, each.num_prompt_tokens) - each.cached_tokens
+            for each in sequences
+            if not each.index
+        ]
+        computed += [(each.computed_prompt_tokens or 0) - each.cached_tokens for each in held]
+        return sum(outputs) + sum(max(tokens, 0) for tokens in computed)
 
     def die(self) -> list[Asked]:
         """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from kvlab.fleet.base import Router
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
-from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer, break_off
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.remote import Offered, RemoteTier
@@ -38,6 +38,7 @@ class Split:
         self._least_tokens = least_tokens
         self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
+        self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
 
     def serve(self, fleet: Fleet, router: Router) -> None:
         """From now on this fleet's requests are split; `router` chooses who computes prompts."""
@@ -73,9 +74,16 @@ class Split:
         """See Splitting: nothing is sent before a prompt is computed."""
 
     def lose(self, replica: int, now: float) -> None:
-        """See Splitting: what was to be pulled from it is computed where it was to go."""
+        """See Splitting: what was to be pulled from it is computed where it was to go. Its transfers break off."""
+        break_off(self.transfers, replica, now, self._ends_of)
         for name in [name for name, source in self._sources.items() if source == replica]:
+            self._fleet.lost_tokens += self._computed.pop(name, 0)
             self._lose_source(name, now)
+
+    def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
+        """The sides of links that a transfer keeps busy."""
+        link = self.tiers[sent.target].up
+        return (self._ends[sent.source], link.own) if isinstance(link, PullLink) else ()
 
     def _lose_source(self, name: str, now: float) -> None:
         """What is kept of a request's prompt is lost, and what of it is on its way."""
@@ -98,8 +106,15 @@ class Split:
         replica = self._fleet.replicas[source]
         replica.core.keep(name)
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
+
+        def computed(record: RequestRecord) -> None:
+            if record.completed:
+                self._computed[name] = (record.computed_prompt_tokens or 0) - record.cached_tokens
+            prompt.on_finish(record)
+
+        asked = prompt._replace(request=replace(request, sampling=prompt_alone), on_finish=computed)
         try:
-            replica.submit(prompt._replace(request=replace(request, sampling=prompt_alone)), now)
+            replica.submit(asked, now)
         except RequestRefusedError:
             self._let_go(name, now)
             raise
@@ -155,6 +170,7 @@ class Split:
     def _let_go(self, name: str, now: float) -> None:
         """Nobody needs what a replica keeps of a request."""
         source = self._sources.pop(name, None)
+        self._computed.pop(name, None)
         if source is not None:
             replica = self._fleet.replicas[source]
             replica.core.release(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from kvlab.engine.clock import Clock
@@ -42,6 +42,8 @@ class StoreSide(ElsewhereTier):
         super().__init__("store", page_bytes, down=self._write, up=load)
         self._load, self._size = load, 0
         self._store, self._contents, self._own = store, store.contents, Counter[Key]()
+        self._writing = deque[tuple[float, Key]]()  # and when it will be there
+        self._ended_s = 0.0  # the step before: no replica dies before its last has begun
         self._clock: Clock | None = None
         self._log = ContentLog()
 
@@ -51,14 +53,29 @@ class StoreSide(ElsewhereTier):
 
     def stepped(self, ends_s: Sequence[float]) -> None:
         """The replica has taken steps that end then: what they computed goes to the store."""
+        while self._writing and self._writing[0][0] <= self._ended_s:
+            self._writing.popleft()
         for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
             for key in (key for event in events if isinstance(event, Stored) for key in event.keys):
                 if key in self._contents:
                     self._contents.refresh(key)
                 elif (added := self._contents.add(key)) is not None:
                     self._store.there_s.pop(added[1] or b"", None)
-                    self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
+                    there_s = self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
+                    self._writing.append((there_s, key))
                     self.counts.stored += 1
+        self._ended_s = ends_s[-1]
+
+    def lose(self, now: float) -> None:
+        """The replica dies: what it has not written whole is not there, and its links are free."""
+        for there_s, key in self._writing:
+            if there_s > now and self._store.there_s.get(key) == there_s:
+                del self._store.there_s[key]
+                self._contents.drop(key)
+                self.counts.stored -= 1
+        self._writing.clear()
+        self._write.own.clear()
+        self._load.own.clear()
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         """See Tier."""

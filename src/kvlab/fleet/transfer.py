@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvlab.config.fleet import LinkConfig
 from kvlab.fleet.prefixes import RoutedPrompt
@@ -24,8 +25,8 @@ class Transfer:
     target: int  # the one that decodes
     ready_s: float  # when the target had room for it
     start_s: float  # when both ends were free
-    end_s: float
-    num_bytes: int
+    end_s: float  # or when it broke off
+    num_bytes: int  # that were to be sent
     tokens: int = 0  # of a prefix that another replica had
 
 
@@ -33,7 +34,43 @@ class Transfer:
 class LinkEnd:
     """A replica's side of the links: it sends, or receives, one transfer after the other."""
 
-    free_s: float = 0.0
+    _ends_s: deque[float] = field(default_factory=deque)  # of what is planned, in order
+
+    @property
+    def free_s(self) -> float:
+        """When what is planned has ended."""
+        return self._ends_s[-1] if self._ends_s else 0.0
+
+    def take(self, now: float, end_s: float) -> None:
+        """A transfer is planned that ends then. Nothing breaks off before `now`."""
+        while self._ends_s and self._ends_s[0] <= now:
+            self._ends_s.popleft()
+        self._ends_s.append(end_s)
+
+    def cut(self, end_s: float) -> None:
+        """A transfer breaks off that was to end then. What was planned behind it keeps its time; without any, this
+        end is free.
+        """
+        if end_s in self._ends_s:
+            self._ends_s.remove(end_s)
+
+    def clear(self) -> None:
+        """All that is planned breaks off."""
+        self._ends_s.clear()
+
+
+def break_off(
+    transfers: list[Transfer], replica: int, now: float, ends: Callable[[Transfer], Iterable[LinkEnd]]
+) -> None:
+    """A replica dies: transfers from and to it end now, which frees their `ends` (see LinkEnd.cut); those that have
+    not begun are none.
+    """
+    for place in reversed(range(len(transfers))):
+        sent = transfers[place]
+        if replica in (sent.source, sent.target) and sent.end_s > now:
+            for end in ends(sent):
+                end.cut(sent.end_s)
+            transfers[place : place + 1] = [replace(sent, end_s=now)] if sent.start_s < now else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +108,30 @@ class LinkRate:
 
 class PullLink(Link):
     """The way to one replica from whichever has what it pulls. A transfer begins when both ends are free, and keeps
-    both busy until its end.
+    both busy until its end; `own` is that of the replica.
     """
 
     def __init__(
         self, rate: LinkRate, source: Callable[[], LinkEnd], note: Callable[[float, float, float, int], None]
     ):
         self._rate, self._source, self._note = rate, source, note
-        self._own = LinkEnd()
+        self.own = LinkEnd()
 
     def beats(self, prefill_s: PrefillTime, now: float, before: int, tokens: int, blocks: int) -> bool:
         """Whether so many blocks, asked for now, come sooner than so many tokens of a prompt are computed, `before`
         others before them: with what they wait for.
         """
-        wait_s = max(self._source().free_s, self._own.free_s) - now
+        wait_s = max(self._source().free_s, self.own.free_s) - now
         come_s = max(wait_s, 0.0) + self.seconds(blocks * self._rate.block_bytes)
         return come_s < prefill_s(before, tokens)
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
         """See Link."""
         source = self._source()
-        start_s = max(ready_s, source.free_s, self._own.free_s)
+        start_s = max(ready_s, source.free_s, self.own.free_s)
         end_s = start_s + self.seconds(num_bytes)
-        source.free_s = self._own.free_s = end_s
+        for end in (source, self.own):
+            end.take(ready_s, end_s)
         self._note(ready_s, start_s, end_s, num_bytes)
         return end_s
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.segment import Segments
+from rich.table import Table
 from rich.text import Text
 
 from kvlab.errors import printable
@@ -33,6 +36,14 @@ def marked(template: str, *values: object) -> Text:
     """Our own markup, with the text of others in place of each `{}`."""
     shown = (escape(printable(str(value))) for value in values)
     return Text.from_markup(template.format(*shown), emoji=False)
+
+
+def print_whole(console: Terminal, table: Table) -> None:
+    """Print a table of numbers, none of which is cut: lines that a narrow terminal has no room for go on below."""
+    options = console.options
+    needed = Measurement.get(console, options.update(max_width=1000), table).maximum
+    lines = console.render(table, options.update(width=max(needed, options.max_width)))
+    console.print(Segments(lines), soft_wrap=True, end="")
 
 
 def print_note(console: Terminal, message: str, kind: str = "warning") -> None:

@@ -65,9 +65,28 @@ class _Counts:
     output: int = 0
     timed: int = 0
     answered: int = 0
-    without: int = 0  # an output: 0 tokens
+    nothing: int = 0  # requests of 0 tokens, which are left out
+    first_nothing: str = ""  # where the first of them is
+    untimed: str = ""  # where the first without an arrival time is, and without an output length
+    unanswered: str = ""
     first_s: float = 0.0
     last_s: float = 0.0
+
+    def asking(self, importer: Importer) -> Iterator[TracedRequest]:
+        """The requests that ask for something: with a prompt, and with an output unless that is not known."""
+        for number, request in enumerate(importer.requests(), 1):
+            where = f"request {number}" if importer.place is None else f"in line {importer.place.line}"
+            if request.prompt_tokens and request.output_tokens != 0:
+                if request.arrival_s is None:
+                    self.untimed = self.untimed or where
+                if request.output_tokens is None:
+                    self.unanswered = self.unanswered or where
+                yield request
+                continue
+            if not self.nothing:
+                what = f"0 {'output' if request.prompt_tokens else 'prompt'} tokens"
+                self.first_nothing = f"{where}, with {what}"
+            self.nothing += 1
 
     def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests, with arrivals after the first. Raises WorkloadError for times that go backwards."""
@@ -77,9 +96,8 @@ class _Counts:
                 if not self.timed:
                     self.first_s = self.last_s = arrival
                 if arrival < self.last_s:
-                    text = (
-                        f"request {self.requests + 1} arrives {self.last_s - arrival:g} s before the one before it"
-                    )
+                    number = self.requests + self.nothing + 1
+                    text = f"request {number} arrives {self.last_s - arrival:g} s before the one before it"
                     raise WorkloadError(f"{shown(path)}: {text}; sort=true sorts them")
                 self.last_s = arrival
                 self.timed += 1
@@ -88,8 +106,23 @@ class _Counts:
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
             self.answered += request.output_tokens is not None
-            self.without += request.output_tokens == 0
             yield request
+
+    def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
+        """The requests. Raises WorkloadError behind the last where some have what others have not."""
+        yield from requests
+        for what, some, first in (
+            ("an arrival time", self.timed, self.untimed),
+            ("an output length", self.answered, self.unanswered),
+        ):
+            if 0 < some < self.requests:
+                text = f"{some} of {self.requests} requests have {what}, the first without is {first}"
+                raise WorkloadError(f"{shown(path)}: {text}; expected all or none")
+
+    @property
+    def left_out(self) -> str:
+        """What is said of requests that ask for nothing."""
+        return f"left out, since they ask for nothing: {self.nothing:,}, the first {self.first_nothing}"
 
     @property
     def text(self) -> str:
@@ -117,13 +150,15 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
     path = _target(file, settings)
-    read: Iterable[TracedRequest] = importer.requests()
+    counts = _Counts()
+    read: Iterable[TracedRequest] = counts.asking(importer)
     if settings.sort or not kind.in_order:
         read = sorted(read, key=lambda request: request.arrival_s or 0.0)
     requests = iter(read)
     first = next(requests, None)
     if first is None:
-        raise WorkloadError(f"{shown(file)}: holds no request")
+        why = f"; {counts.left_out}" if counts.nothing else ""
+        raise WorkloadError(f"{shown(file)}: holds no request{why}")
     header = Header(
         importer.block_tokens,
         hasher.key_id if kind.reads_text else None,
@@ -136,16 +171,11 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     unknown |= {"prefixes"} if first.hashes is None else set()
     unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
     names = tuple(name for name in UNKNOWN if name in unknown)
-    counts = _Counts()
-    write_trace(path, replace(header, unknown=names), counts.count(chain([first], requests), file))
-    for what, some in (("an arrival time", counts.timed), ("an output length", counts.answered)):
-        if 0 < some < counts.requests:
-            raise WorkloadError(
-                f"{shown(file)}: {some} of {counts.requests} requests have {what}; expected all or none"
-            )
+    counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
+    write_trace(path, replace(header, unknown=names), counted)
     said = [UNKNOWN[name] for name in names]
-    if counts.without:
-        said.append(f"without output tokens, so that runs leave them out: {counts.without:,}")
+    if counts.nothing:
+        said.append(counts.left_out)
     if importer.unread:
         unread = ", ".join(map(shown, importer.unread))
         said.append(f"not read: {unread}; columns.arrival=NAME and others say what a column has")
@@ -161,11 +191,12 @@ def _target(file: str, settings: ImportSettings) -> Path:
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
     """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
+    header = read_header(file)
     if is_parquet(file) == (settings.to or "").endswith(PARQUET):
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
-    header, path, counts = read_header(file), _target(file, settings), _Counts()
+    path, counts = _target(file, settings), _Counts()
     requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)

@@ -18,6 +18,12 @@ MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt 
 MAX_DOCUMENT_BYTES = 2 << 30  # of a file that is one JSON value
 _HEAD_BYTES = 64 << 10
 _GZIP = b"\x1f\x8b"  # how its files begin
+_PACKED = {
+    b"PK\x03\x04": "a ZIP archive, or a workbook",
+    b"\xfd7zXZ": "packed by xz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"BZh": "packed by bzip2",
+}
 
 
 def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
@@ -63,6 +69,13 @@ def read_head(name: str) -> str:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise WorkloadError(f"{shown(name)}: cannot be read: {reason}") from error
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise WorkloadError(f"{shown(name)}: is UTF-16 text; save it as UTF-8")
+    for begin, kind in _PACKED.items():
+        if data.startswith(begin):
+            raise WorkloadError(
+                f"{shown(name)}: is {kind}; unpack it, or save it as CSV; of packed files gzip is read"
+            )
     return data.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
 
 
@@ -93,7 +106,8 @@ def csv_cells(line: bytes, delimiter: str = ",") -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([decoded(line)], delimiter=delimiter, strict=True))]
     except csv.Error as error:
-        raise ValueError(str(error)) from error
+        is_cut = str(error) == "unexpected end of data"
+        raise ValueError("a cell in quotes does not end in this line" if is_cut else str(error)) from error
 
 
 def json_object(line: bytes) -> dict[str, Any]:

@@ -78,9 +78,9 @@ class TracedRequest:
             columns["hashes"] = [f"{block_hash:016x}" for block_hash in self.hashes]
         return _as_json(columns)
 
-    def check(self, block_tokens: int) -> None:
-        """Raises ValueError for what a trace cannot hold: others may write anything."""
-        if type(self.prompt_tokens) is not int or not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
+    def check(self, block_tokens: int, *, least: int = 1) -> None:
+        """Raises ValueError for what a trace cannot hold, as prompts below `least` tokens: files hold anything."""
+        if type(self.prompt_tokens) is not int or not least <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
             raise ValueError(f"a prompt of {shown(self.prompt_tokens, repr)} tokens")
         for name in _WHOLE:
             value = getattr(self, name)
@@ -230,7 +230,8 @@ def _header(place: Place, line: bytes) -> Header:
         what = (
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
-        raise place.error(f"{what}; kvlab import FILE makes one of other formats")
+        others = "CSV or JSON lines, and of no other Parquet" if is_parquet(place.path or "") else "other formats"
+        raise place.error(f"{what}; kvlab import FILE makes one of {others}")
     block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
     values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
     unknown = values.get("unknown", ())

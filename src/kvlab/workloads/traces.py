@@ -25,7 +25,8 @@ from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request
 
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _TOKEN_COUNT = re.compile(r"\d{1,18}(\.0*)?", re.ASCII)
-_TOKENS = "a whole number of tokens, from 1 to {}"
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)  # 1,833, as tables are written for people
+_TOKENS = "a whole number of tokens, from {} to {}"
 
 
 class Columns(NamedTuple):
@@ -56,10 +57,14 @@ class Place(NamedTuple):
 
     def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
         """A number of tokens. Raises WorkloadError for anything else."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # pandas again, in JSON
+        if isinstance(value, str) and _THOUSANDS.fullmatch(value):
+            value = value.replace(",", "")
         if isinstance(value, str) and _TOKEN_COUNT.fullmatch(value):
             value = int(value.partition(".")[0])  # pandas writes 7.0 where a column has gaps
         if type(value) is not int or not least <= value <= most:
-            raise self.error(f"{shown(value, repr)}; expected {_TOKENS.format(most)}", column)
+            raise self.error(f"{shown(value, repr)}; expected {_TOKENS.format(least, most)}", column)
         return value
 
     def seconds(self, value: object, column: str, what: str, read: Callable[[Any], float]) -> float:
@@ -100,11 +105,16 @@ class Row(NamedTuple):
 
 
 def csv_rows(
-    config: WorkloadConfig, time: str = "", seconds: Callable[[str], float] = float, *, least_output: int = 1
+    config: WorkloadConfig,
+    time: str = "",
+    seconds: Callable[[str], float] = float,
+    *,
+    least: int = 1,
+    least_output: int = 1,
 ) -> Iterator[Row]:
     """The rows of a CSV file whose first line names the columns; others than those of the format may be there too.
 
-    `seconds` reads the column of times, `time` says what it has to hold.
+    `seconds` reads the column of times, `time` says what it has to hold. Prompts have `least` tokens.
     """
     columns, wants = CSV_FORMATS[config.source], _wanted(config.source)
     names: list[str] = []
@@ -127,7 +137,7 @@ def csv_rows(
             place,
             place.seconds(row[columns.time], columns.time, time, seconds) if columns.time else 0.0,
             columns.time or "",
-            place.tokens(row[columns.prompt], columns.prompt, most=MAX_PROMPT_TOKENS),
+            place.tokens(row[columns.prompt], columns.prompt, least=least, most=MAX_PROMPT_TOKENS),
             place.tokens(row[columns.output], columns.output, least=least_output, most=MAX_WHOLE),
             conversation=row.get("Session ID") or None,
         )
@@ -162,9 +172,10 @@ def _reader(line: str) -> str:
     return "; workload=mooncake and workload=timed_trace read JSON lines" if line.startswith("{") else ""
 
 
-def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
+def json_rows(config: WorkloadConfig, least: int = 1, *, unit_s: float) -> Iterator[Row]:
     """The rows of a file of JSON lines: `timestamp` in units of `unit_s` seconds, `input_length`, `output_length`,
-    and `hash_ids`, one for each block of `workload.block_tokens` tokens. Other fields may be there too.
+    and `hash_ids`, one for each block of `workload.block_tokens` tokens. Other fields may be there too. Prompts and
+    outputs have `least` tokens.
     """
     time = f"a number of {'seconds' if unit_s == 1 else 'milliseconds'}"
     for number, line in read_lines(config.path or ""):
@@ -177,7 +188,7 @@ def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
         for name in _JSON_FIELDS:
             if name not in row:
                 raise place.error(f"is missing; {_wanted(config.source)}", name)
-        prompt = place.tokens(row["input_length"], "input_length", most=MAX_PROMPT_TOKENS)
+        prompt = place.tokens(row["input_length"], "input_length", least=least, most=MAX_PROMPT_TOKENS)
         ids, blocks = row["hash_ids"], -(-prompt // config.block_tokens)
         if not are_ids(ids):
             raise place.error(f"{shown(ids, repr)}; expected a list of whole numbers below 2**64", "hash_ids")
@@ -191,7 +202,7 @@ def json_rows(config: WorkloadConfig, unit_s: float) -> Iterator[Row]:
             place.seconds(row["timestamp"], "timestamp", time, _number) * unit_s,
             "timestamp",
             prompt,
-            place.tokens(row["output_length"], "output_length", most=MAX_WHOLE),
+            place.tokens(row["output_length"], "output_length", least=least, most=MAX_WHOLE),
             tuple(ids),
             str(row["session_id"]) if "session_id" in row else None,
         )

@@ -132,11 +132,21 @@ class Advice:
     simulations: int
     notes: tuple[str, ...]
 
+    @property
+    def first(self) -> str:
+        """The part that changes are chosen on, in words; its headroom is told, and the frontier is of it."""
+        return self.chosen_on.partition(":")[0]
+
+    @property
+    def second(self) -> str:
+        """The part that figures of today's settings, of changes and of the plan are of, in words."""
+        return self.reported_on.partition(":")[0]
+
     def sentences(self) -> list[str]:
         """The answer."""
         today, plan, uneven, room = self.today, self.plan, self.uneven, self.headroom
         if plan.settings:
-            answer = f"Change {', '.join(plan.settings)}: {plan.figures.goal} on {plan.figures.priced} "
+            answer = f"Change {', '.join(plan.settings)}: {plan.figures.goal} there, on {plan.figures.priced} "
             answer += f"({plan.seen.text} {self.goal.unit})."
         else:
             tried = len(self.no_difference) + len(self.worse)
@@ -154,10 +164,10 @@ class Advice:
         else:
             found = "prompts have nothing in common that a cache could find"
         times = f"a request takes {room.mean_s:.3g} s, and {room.alone_s:.3g} s alone on these devices"
-        now = f"Today: {today.goal} on {today.priced} ({today.latencies})."
+        now = f"Today, on {self.second}: {today.goal} on {today.priced} ({today.latencies})."
         if room.overload:
-            now += f" {room.overload.capitalize()}."
-        return [now, answer, f"Headroom: {found}; {times}."]
+            now += f" On {self.first} {room.overload}."
+        return [now, answer, f"Headroom, on {self.first}: {found}; {times}."]
 
     def as_dict(self) -> dict[str, Any]:
         """Fit for JSON, without what that does not have; the same for the same advice."""

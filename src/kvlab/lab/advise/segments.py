@@ -48,7 +48,9 @@ def halves(
         text = f"has {count(len(requests), 'request')}, and fewer than {FEWEST} are too few to say anything"
         raise WorkloadError(f"workload.name={workload.name}: {text}")
     if again is not None:
-        return _drawn("as drawn", requests, most), _drawn("drawn again with another seed", again, most)
+        return _drawn("requests as drawn", requests, most), _drawn(
+            "requests drawn again with another seed", again, most
+        )
     families = _families(requests)
     last = families[-1][0].arrival_s
     if not last:

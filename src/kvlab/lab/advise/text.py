@@ -77,6 +77,7 @@ def show(advice: Advice, console: Terminal) -> None:
     if len(advice.frontier) > 1:
         line()
         console.print(_table(frontier_rows(advice), _ON_PAGE))
+        line(f"each of these on {advice.first}", "dim")
     line()
     line(f"chosen on {advice.chosen_on}; reported on {advice.reported_on}; {advice.simulations} simulations", "dim")
     line(f"how sure: {advice.sure}", "dim")

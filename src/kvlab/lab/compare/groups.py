@@ -11,6 +11,7 @@ from kvlab.lab.results.records import RunRecord
 from kvlab.lab.settings import measured
 
 SET = "set"  # a key of its own for `by`: the argument that a run came with
+_LONGEST = 200  # characters of a name; behind them a run is its directory
 
 
 class RunSet(NamedTuple):
@@ -108,6 +109,7 @@ def group_runs(sets: Sequence[RunSet], by: Sequence[str] = ()) -> list[Group]:
         for run in chosen.runs:
             values = {key: chosen.name if key == SET else value_of(run, key) for key in named}
             name = " ".join(f"{key}={'null' if value is None else value}" for key, value in values.items())
+            name = str(run.directory) if len(name) > _LONGEST else name
             name = chosen.name if by_argument else name or run.name
             key = tuple(map(repr, values.values() if by else (settings(run).get(setting) for setting in varied)))
             groups.setdefault(key, (name, []))[1].append(run)

@@ -43,7 +43,8 @@ def run_figures(record: RunRecord) -> dict[str, Figure]:
     unit = unit_of(str(record.config.get("kv.backend")))
     figures = {}
     if replicas := _replicas(record):
-        figures["fleet"] = fleet_figure(steps, replicas, _groups(record), _deaths(record, replicas))
+        deaths, is_split = _deaths(record, replicas), bool(record.config.get("fleet.prefill"))
+        figures["fleet"] = fleet_figure(steps, replicas, _groups(record), deaths, is_split=is_split)
         if (prefixes := record.prefixes()) is not None:
             end_s = float(steps.column("end_s").max(initial=0))
             figures["prefixes"] = prefix_places_figure(prefixes, replicas, end_s)

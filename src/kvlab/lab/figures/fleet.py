@@ -13,6 +13,7 @@ from kvlab.core.step_log import StepLog
 from kvlab.lab.figures import style
 from kvlab.lab.figures.memory import memory_series
 
+_FOUND = "found in the\nprefix cache, %"
 _COLUMNS = 400  # moments of a map
 _ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most
 
@@ -22,11 +23,13 @@ def fleet_figure(
     replicas: int,
     groups: Sequence[tuple[str, int]] = (),
     deaths: Sequence[tuple[float, int]] = (),
+    *,
+    is_split: bool = False,
 ) -> Figure:
     """A map of the share of each replica's pool that is in use, beside it as bars the share of its prompts' tokens
     that were found in its prefix cache, and below it a map of the requests that wait there. Names of
     `groups`, each of so many replicas, stand beside the rows of that. From its death on, in seconds, a replica has
-    nothing until its next step.
+    nothing until its next step. `is_split`: some pull what others computed, which their steps count as found.
     """
     logs = [steps.of_replica(replica) for replica in range(replicas)]
     edges = np.linspace(0, max(float(steps.column("end_s").max(initial=0)), 1e-3), _COLUMNS + 1)
@@ -54,7 +57,7 @@ def fleet_figure(
         below.set_ylabel("")
         below.set_yticks(np.cumsum(counts) - (counts + 1) / 2, [name for name, _ in groups])
     below.set_xlabel("time, s")
-    _bars(bars, 100 * hits / np.maximum(prompts, 1))
+    _bars(bars, 100 * hits / np.maximum(prompts, 1), "found or pulled,\n% of prompts" if is_split else _FOUND)
     fullest, longest = int(used.max(axis=1).argmax()), int(waiting.max(axis=1).argmax())
     style.title(above, f"At most {used.max():.0f} % of a pool in use, of replica {fullest}")
     most = f"{waiting.max():.0f} requests wait, for replica {longest}"
@@ -87,9 +90,9 @@ def _map(
     bar.set_label(label, fontsize=9)
 
 
-def _bars(axes: Any, shares: NDArray[np.float64]) -> None:
+def _bars(axes: Any, shares: NDArray[np.float64], heading: str) -> None:
     axes.barh(range(len(shares)), shares, color=style.BLUE, height=0.8)
     style.tidy(axes, grid="x")
     axes.set(xlim=(0, 100), xticks=(0, 50, 100))
     axes.tick_params(labelleft=False, left=False, labelbottom=True)
-    axes.set_title("found in the\nprefix cache, %", loc="left", fontsize=9, color=style.INK)
+    axes.set_title(heading, loc="left", fontsize=9, color=style.INK)

@@ -292,6 +292,9 @@ CATALOGUE: dict[str, Metric] = _catalogue({
                in_table=True, optional=True),
         Metric("fleet/retried", "sent again", "requests", "`fleet.life`: requests that were lost with a replica, "
                "and served by another from the beginning", digits=0, in_table=True, optional=True),
+        Metric("fleet/lost_tokens", "computed and lost", "tokens", "`fleet.life`: tokens that replicas which died "
+               "had computed: of prompts and outputs of requests that were lost, and of prompts that no other had "
+               "pulled yet", COST, 0, True, optional=True),
         Metric("fleet/transfers", "prompts pulled from another replica", "transfers", "`fleet.prefill`: transfers "
                "of a prompt's K and V", digits=0, in_table=True, optional=True),
         Metric("fleet/transfer_bytes", "K and V pulled", "bytes", "bytes of these", in_table=True, optional=True),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +25,9 @@ class ReplicaFigures(NamedTuple):
     """What one replica did."""
 
     requests: int  # that it was given
-    prompt_tokens: int
+    prompt_tokens: int  # of those that no other computed for it
     hit_tokens: int  # of these, served from its prefix cache
+    pulled_tokens: int  # of prompts that another computed for it
     output_tokens: int
     peak_running: int
     peak_waiting: int
@@ -32,24 +35,37 @@ class ReplicaFigures(NamedTuple):
     ttft_ms: float | None  # median
 
 
-def replica_figures(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> list[ReplicaFigures]:
-    """The figures of each replica, in order."""
-    figures = []
+def replica_figures(
+    records: Sequence[RequestRecord],
+    steps: StepLog,
+    replicas: int,
+    pulled: Mapping[int, int] = MappingProxyType({}),
+    routed: Sequence[Routed] = (),
+) -> list[ReplicaFigures]:
+    """The figures of each replica, in order. `pulled`: tokens of prompts that others computed for what decodes;
+    prompts that were `routed` to another first count there.
+    """
+    figures, apart = [], {chosen.request_id for chosen in routed if chosen.stage == "prefill"}
     starts, ends, taken_by = steps.column("start_s"), steps.column("end_s"), steps.column("replica")
     running, waiting, seconds = steps.column("running"), steps.column("waiting"), ends - starts
-    prompts, hits = steps.column("counters.prompt_tokens"), steps.column("counters.hit_tokens")
+    counted = [steps.column(f"counters.{name}") for name in ("prompt_tokens", "hit_tokens")]
     whole = float(ends.max() - starts.min()) if len(steps) else 0.0
     records_of = defaultdict[int, list[RequestRecord]](list)
     for record in records:
         records_of[record.replica].append(record)
     for replica in range(replicas):
         own, taken = records_of[replica], np.flatnonzero(taken_by == replica)
+        prompts, hits = (int(column[taken].sum()) for column in counted)
+        if replica in pulled:  # whose pool counts as found what it pulls
+            alone = [record for record in own if not record.sample and record.request_id not in apart]
+            prompts, hits = (sum(map(attrgetter(name), alone)) for name in ("prompt_tokens", "cached_tokens"))
         ttft = latencies_ms(own)["ttft"]
         figures.append(
             ReplicaFigures(
                 requests=sum(not record.sample for record in own),
-                prompt_tokens=int(prompts[taken].sum()),
-                hit_tokens=int(hits[taken].sum()),
+                prompt_tokens=prompts,
+                hit_tokens=hits,
+                pulled_tokens=pulled.get(replica, 0),
                 output_tokens=sum(len(record.token_times_s) for record in own),
                 peak_running=int(running[taken].max(initial=0)),
                 peak_waiting=int(waiting[taken].max(initial=0)),
@@ -142,19 +158,21 @@ def prefixes_table(holdings: Holdings) -> pa.Table:
 
 def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
     """A row for each replica, numbered from `first` on: requests that ended there, none where it only prefills,
-    tokens of prompts, the share found in the cache, output tokens, the most sequences that ran and waited, time in
-    steps, and the median time to first token.
+    tokens of prompts, each where it was computed, the share found in the cache, where any pulled some those that it
+    pulled, output tokens, most sequences that ran and waited, time in steps, and the median time to first token.
     """
-    names = ("ended", "prompts", "found", "outputs", "run", "wait", "busy", "ttft p50")
+    pulls = ["pulled"] if any(figures.pulled_tokens for figures in every) else []
+    names = ("ended", "prompts", "found", *pulls, "outputs", "run", "wait", "busy", "ttft p50")
     table = new_table("replica", *names)
     for number, figures in enumerate(every, first):
-        rate = 100 * figures.hit_tokens / figures.prompt_tokens if figures.prompt_tokens else 0.0
+        rate = f"{100 * figures.hit_tokens / figures.prompt_tokens:.1f} %" if figures.prompt_tokens else "-"
         ttft = "-" if figures.ttft_ms is None else f"{figures.ttft_ms:,.0f} ms"
         table.add_row(
             str(number),
             f"{figures.requests:,}",
             f"{figures.prompt_tokens:,}",
-            f"{rate:.1f} %",
+            rate,
+            *(f"{figures.pulled_tokens:,}" for _ in pulls),
             f"{figures.output_tokens:,}",
             f"{figures.peak_running:,}",
             f"{figures.peak_waiting:,}",

@@ -67,7 +67,8 @@ class OfferedLoad:
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (
                 f"{self.seconds:.3g} s of arrivals are too few to tell whether {self.offered_per_s:.3g} requests a "
-                f"second can be held: a request takes {self.typical_s:.3g} s. Take more (workload.num_requests)"
+                f"second can be held: a request takes {self.typical_s:.3g} s. Take more "
+                "(workload.num_requests, or a longer trace)"
             )
         return None
 

@@ -40,6 +40,7 @@ class RunLog:
     engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
     routed: list[Routed] = field(default_factory=list)  # of a fleet: what its router chose, in that order
     transfers: list[Transfer] = field(default_factory=list)  # between its replicas
+    pulled_tokens: dict[int, int] = field(default_factory=dict)  # of prompts, by replicas that decode
     replica_names: list[str] = field(default_factory=list)  # of each, its group's; none where all are of one
     scaled: list[Scaled] = field(default_factory=list)  # replicas that started and stopped by a rule
     replica_s: float = 0.0  # seconds of all replicas together, where a rule decides that
@@ -48,6 +49,7 @@ class RunLog:
     holdings: Holdings | None = None  # who has what, where that was followed
     store: TierCounts | None = None  # of a store that the replicas have in common
     retried: int = 0  # requests that were lost with a replica and sent again
+    lost_tokens: int = 0  # that replicas which died had computed
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property

@@ -25,7 +25,7 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
         if (replicas := own.config.fleet.replicas) > 1:
             metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
             if own.config.fleet.life:
-                metrics["fleet/retried"] = log.retried
+                metrics |= {"fleet/retried": log.retried, "fleet/lost_tokens": log.lost_tokens}
             if log.store is not None:
                 metrics["fleet/store_written_blocks"] = log.store.stored
                 metrics["fleet/store_loaded_blocks"] = log.store.loaded

@@ -24,7 +24,7 @@ from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
-from kvlab.lab.terminal import marked, print_note
+from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import is_mixture
 from kvlab.secrets import redact
@@ -124,11 +124,12 @@ class Reporter:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if isinstance(plan, RunPlan) and len(plan.replicas) > 1 and not self.context.in_sweep:
-            figures, first = replica_figures(log.records, log.steps, len(plan.replicas)), 0
+            count = len(plan.replicas)
+            figures, first = replica_figures(log.records, log.steps, count, log.pulled_tokens, log.routed), 0
             for name, count, _ in plan.parts:
                 if name:
                     self.console.print(f"\n{name}", soft_wrap=True)
-                self.console.print(replica_table(figures[first : first + count], first))
+                print_whole(self.console, replica_table(figures[first : first + count], first))
                 first += count
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")

@@ -155,7 +155,7 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
     """Add what a fleet knows of a run: the steps of all replicas by time, choices, retries and transfers."""
     if isinstance(engine, Fleet):
         log.steps.sort()
-        log.routed, log.retried = engine.routed, engine.retried
+        log.routed, log.retried, log.lost_tokens = engine.routed, engine.retried, engine.lost_tokens
         if engine.scalers:
             always = len(engine.replicas) - sum(len(replicas) for _, replicas in engine.router.config.rules)
             log.replica_s = always * log.duration_s + sum(each.finish(log.duration_s) for each in engine.scalers)
@@ -170,7 +170,10 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
             holdings.until(log.duration_s)
             log.holdings = holdings
         log.replica_names = engine.router.config.names
-        log.transfers = [] if engine.split is None else engine.split.transfers
+        if (split := engine.split) is not None:
+            log.transfers = split.transfers
+            size = engine.views[0].block_size
+            log.pulled_tokens = {index: tier.counts.hits * size for index, tier in split.tiers.items()}
 
 
 def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:

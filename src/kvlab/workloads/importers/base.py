@@ -46,6 +46,7 @@ class Importer(ABC):
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
+        self.place: Place | None = None  # of the request that was read last, where requests have lines
         self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
 
     @classmethod
@@ -61,7 +62,7 @@ class Importer(ABC):
 
     @abstractmethod
     def requests(self) -> Iterator[TracedRequest]:
-        """Its requests, with arrivals from whatever moment on. Raises WorkloadError."""
+        """Its requests, with arrivals from whatever moment on; those of 0 tokens too. Raises WorkloadError."""
 
 
 class JsonImporter(Importer):
@@ -75,7 +76,7 @@ class JsonImporter(Importer):
         """The requests that are read. What look-ups and checks raise becomes an `error`."""
         try:
             for request in read():
-                request.check(self.block_tokens)
+                request.check(self.block_tokens, least=0)
                 yield request
         except WorkloadError:
             raise
@@ -94,7 +95,7 @@ class JsonLinesImporter(JsonImporter):
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
         for number, line in read_lines(self.options.path):
-            place = Place(self.options.path, number)
+            place = self.place = Place(self.options.path, number)
             yield from self.checked(partial(self._of_line, place, line), place.error)
 
     def _of_line(self, place: Place, line: bytes) -> Iterable[TracedRequest]:
@@ -122,13 +123,14 @@ class RowImporter(Importer):
 
     @staticmethod
     @abstractmethod
-    def rows(config: WorkloadConfig) -> Iterator[Row]:
-        """See class. Raises WorkloadError."""
+    def rows(config: WorkloadConfig, least: int) -> Iterator[Row]:
+        """See class; prompts and outputs have `least` tokens. Raises WorkloadError."""
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
         path, size = self.options.path, self.block_tokens
         config = WorkloadConfig(self.source, self.source, path=path, arrival="trace", block_tokens=size)
-        for row in self.rows(config):
+        for row in self.rows(config, 0):
+            self.place = row.place
             blocks = row.blocks or None
             yield TracedRequest(row.prompt_tokens, row.time_s, row.output_tokens, blocks, session=row.conversation)

@@ -30,7 +30,7 @@ class OpenAIImporter(JsonLinesImporter):
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         body = row.get("body", row)
         prompt = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
-        if not prompt:
+        if prompt is None:
             raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
         if isinstance(prompt, list) and all(type(token) is int for token in prompt):
             tokens, hashes = len(prompt), self.options.hasher.tokens(prompt)

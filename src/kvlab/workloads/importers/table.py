@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, ClassVar
 
 from kvlab.core import MAX_WHOLE
@@ -16,12 +17,23 @@ from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, are_ids, moment
 
+_NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_details
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
 #: have its unit behind it, as timestamp_ms.
 NAMES = {
     "arrival": (
-        *("arrival", "arrived_at", "arrival_time", "timestamp", "time", "start_time", "created_at", "created"),
+        *(
+            "arrival",
+            "arrived_at",
+            "arrival_time",
+            "timestamp",
+            "ts",
+            "time",
+            "start_time",
+            "created_at",
+            "created",
+        ),
         *("date", "datetime", "request_time", "started_at"),
     ),
     "prompt_tokens": (
@@ -57,11 +69,24 @@ def _unit_of(column: str) -> str | None:
 
 def _those_of(name: str, columns: Iterable[str]) -> list[str]:
     """The columns whose names are known as those of `name`, the best known first."""
-    plain = {column: _plain(column) for column in columns}
+    plain = {column: _plain(column.rpartition(".")[2]) for column in columns}
     if name == "arrival":
         plain = {column: own.removesuffix(f"_{_unit_of(column)}") for column, own in plain.items()}
     known = NAMES[name]
     return sorted((column for column in plain if plain[column] in known), key=lambda own: known.index(plain[own]))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose fields that are objects are columns, as usage.prompt_tokens."""
+    for _ in range(_NESTED):
+        if not any(isinstance(value, dict) for value in row.values()):
+            break
+        parts = (
+            [(name, value)] if not isinstance(value, dict) else [(f"{name}.{own}", value[own]) for own in value]
+            for name, value in row.items()
+        )
+        row = dict(chain.from_iterable(parts))
+    return row
 
 
 @IMPORTERS.register("table")
@@ -89,12 +114,13 @@ class TableImporter(Importer):
             yield self._request(place, row, columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        names, delimiter = self._names, ","
+        names, delimiter, is_json = self._names, ",", None
         for number, line in read_lines(self.options.path):
-            place = Place(self.options.path, number)
+            place = self.place = Place(self.options.path, number)
             try:
-                if line.lstrip().startswith(b"{"):
-                    yield place, json_object(line)
+                is_json = line.lstrip().startswith(b"{") if is_json is None else is_json
+                if is_json:
+                    yield place, _flat(json_object(line))
                     continue
                 if not names:
                     delimiter = _delimiter(line.decode(errors="replace"))
@@ -117,6 +143,8 @@ class TableImporter(Importer):
                 text = f"the file has no such column; it has {', '.join(map(shown, names))}"
                 raise ConfigError(f"columns.{name}", said, text)
             for own in [said] if said else _those_of(name, names)[:1]:
+                if names.count(own) > 1:
+                    raise place.error("is there twice; rename one of them", own)
                 columns[name] = own
         if "prompt_tokens" not in columns:
             there = ", ".join(map(shown, names))
@@ -128,7 +156,7 @@ class TableImporter(Importer):
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
         said = {name: row.get(column) for name, column in columns.items()}
-        prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], most=MAX_PROMPT_TOKENS)
+        prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], least=0, most=MAX_PROMPT_TOKENS)
         numbers: dict[str, Any] = {"prompt_tokens": prompt}
         for name in ("output_tokens", "cached_tokens"):
             if said.get(name) is not None:
@@ -154,12 +182,17 @@ class TableImporter(Importer):
 
     def _seconds(self, place: Place, value: Any, column: str) -> float:
         """A time as seconds. Raises WorkloadError."""
-        unit = self.options.unit or _unit_of(column)
+        unit, expected = (
+            self.options.unit or _unit_of(column),
+            "a number, or a date and time such as 2026-11-16T18:15:46Z",
+        )
         try:
             number = float(value)
         except (TypeError, ValueError):
-            return place.seconds(value, column, "a number, or a date and time such as 2026-11-16T18:15:46Z", moment)
-        if unit is None and math.isfinite(number) and abs(number) > 1e11:
+            return place.seconds(value, column, expected, moment)
+        if not math.isfinite(number):
+            raise place.error(f"{shown(value, repr)}; expected {expected}", column)
+        if unit is None and abs(number) > 1e11:
             likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
             raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
         return number * UNITS[unit or "s"]

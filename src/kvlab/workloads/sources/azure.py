@@ -18,6 +18,7 @@ def read_azure(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
     return trace_requests(azure_rows(config), config, vocab_size=vocab_size, seed=seed)
 
 
-def azure_rows(config: WorkloadConfig) -> Iterator[Row]:
-    """The rows of the file."""
-    return csv_rows(config, "a date and time such as 2023-11-16 18:15:46.6805900", moment)
+def azure_rows(config: WorkloadConfig, least: int = 1) -> Iterator[Row]:
+    """The rows of the file, whose prompts and outputs have `least` tokens."""
+    time = "a date and time such as 2023-11-16 18:15:46.6805900"
+    return csv_rows(config, time, moment, least=least, least_output=least)

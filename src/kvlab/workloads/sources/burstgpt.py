@@ -20,6 +20,6 @@ def read_burstgpt(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iter
     return trace_requests(burstgpt_rows(config), config, vocab_size=vocab_size, seed=seed)
 
 
-def burstgpt_rows(config: WorkloadConfig) -> Iterator[Row]:
-    """The rows of the file."""
-    return csv_rows(config, "a number of seconds", least_output=0)
+def burstgpt_rows(config: WorkloadConfig, least: int = 1) -> Iterator[Row]:
+    """The rows of the file, whose prompts have `least` tokens."""
+    return csv_rows(config, "a number of seconds", least=least, least_output=0)

@@ -17,4 +17,4 @@ def read_mooncake(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iter
     """The requests of the file of JSON lines `workload.path`. An id stands for a block of 512 tokens and all before
     it: prompts with equal ids begin with equal tokens. Raises WorkloadError.
     """
-    return trace_requests(json_rows(config, 1e-3), config, vocab_size=vocab_size, seed=seed)
+    return trace_requests(json_rows(config, unit_s=1e-3), config, vocab_size=vocab_size, seed=seed)

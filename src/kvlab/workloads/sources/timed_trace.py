@@ -17,4 +17,4 @@ def read_timed_trace(config: WorkloadConfig, *, vocab_size: int, seed: int) -> I
     """The requests of the file of JSON lines `workload.path`. Prompts with equal ids, one for each block of
     `workload.block_tokens` (vLLM's --timed-trace-chunk-hash-size), begin with equal tokens. Raises WorkloadError.
     """
-    return trace_requests(json_rows(config, 1.0), config, vocab_size=vocab_size, seed=seed)
+    return trace_requests(json_rows(config, unit_s=1.0), config, vocab_size=vocab_size, seed=seed)

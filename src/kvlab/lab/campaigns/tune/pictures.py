@@ -63,6 +63,8 @@ def write_page(study: optuna.Study, metric: str, command: str, far: str | None, 
     """
     from optuna import visualization
 
+    from kvlab.lab.figures.interactive import embedded
+
     done = _done(study)
     keys = [key for key in SEARCHED if len({trial.params.get(key) for trial in done}) > 1]
     plots = {"Trial by trial": visualization.plot_optimization_history}
@@ -80,7 +82,7 @@ def write_page(study: optuna.Study, metric: str, command: str, far: str | None, 
             figure.update_layout(title=None, template="plotly_white", height=height, margin={"t": 30, "r": 30})
             figure.for_each_xaxis(_shorten_title)
             figure.for_each_yaxis(_shorten_title)
-            figures.append((heading, figure.to_html(full_html=False, include_plotlyjs=not figures)))
+            figures.append((heading, embedded(figure, len(figures), script=not figures)))
     best, states = study.best_trial, [trial.state for trial in study.trials]
     template = Template((Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8"), autoescape=True)
     page: str = template.render(
