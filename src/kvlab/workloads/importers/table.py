@@ -23,18 +23,8 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: have its unit behind it, as timestamp_ms.
 NAMES = {
     "arrival": (
-        *(
-            "arrival",
-            "arrived_at",
-            "arrival_time",
-            "timestamp",
-            "ts",
-            "time",
-            "start_time",
-            "created_at",
-            "created",
-        ),
-        *("date", "datetime", "request_time", "started_at"),
+        *("arrival", "arrived_at", "arrival_time", "timestamp", "ts", "time", "start_time", "created_at"),
+        *("created", "date", "datetime", "request_time", "started_at"),
     ),
     "prompt_tokens": (
         *("prompt_tokens", "input_tokens", "input_length", "context_tokens", "num_prefill_tokens"),
@@ -182,10 +172,8 @@ class TableImporter(Importer):
 
     def _seconds(self, place: Place, value: Any, column: str) -> float:
         """A time as seconds. Raises WorkloadError."""
-        unit, expected = (
-            self.options.unit or _unit_of(column),
-            "a number, or a date and time such as 2026-11-16T18:15:46Z",
-        )
+        unit = self.options.unit or _unit_of(column)
+        expected = "a number, or a date and time such as 2026-11-16T18:15:46Z"
         try:
             number = float(value)
         except (TypeError, ValueError):
