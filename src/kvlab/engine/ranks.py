@@ -1,8 +1,8 @@
 """Ranks: processes that compute a model together. This one is rank 0, and has ledger, scheduler and sampler.
 
 Rank 0 tells the others each call of the model and each copy of blocks as plain data, then makes the call itself.
-Within it they exchange through `torch.distributed`: gloo, or NCCL on GPUs. A rank that ends or does not answer ends
-them all.
+Within it they exchange through `torch.distributed`: gloo, or NCCL on GPUs; small tensors on CPUs through memory
+that they share. A rank that ends or does not answer ends them all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import distributed
 
 from kvlab.config import EngineConfig
 from kvlab.confined import end_module, start_module
+from kvlab.engine.shared_memory import MOST_BYTES, SharedMemory, is_ordered
 from kvlab.errors import CapacityError, EngineStoppedError, KvlabError, shown
 from kvlab.kv.sizing import PoolSize
 from kvlab.kv.storage import KVStorage
@@ -57,10 +58,14 @@ class RankGroup(Ranks):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._group: Any = None
+        self._memory: SharedMemory | None = None
 
-    def meet(self, meeting: str, device: str, limit_s: float) -> None:
-        """Wait for the others; `meeting` is a file that is not there yet."""
+    def meet(self, meeting: str, device: str, limit_s: float, check: Callable[[], None] = lambda: None) -> None:
+        """Wait for the others; `meeting` is a file that is not there yet. `check` raises if one has ended."""
         kinds: Any = distributed
+        has_memory, shared = device == "cpu" and is_ordered(), f"{meeting}-shared"
+        if has_memory and self.rank == 0:
+            SharedMemory.make(shared, self.size)
         store = kinds.FileStore(meeting, self.size)
         if device == "cuda":
             options, kind = kinds.ProcessGroupNCCL.Options(), kinds.ProcessGroupNCCL
@@ -69,14 +74,22 @@ class RankGroup(Ranks):
             options._devices = [kind.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=limit_s)
         self._group = kind(store, self.rank, self.size, options)
-        self._group.barrier().wait()  # before it the others may still read the file
+        self._group.barrier().wait()
+        if has_memory:
+            self._memory = SharedMemory(shared, self.rank, self.size, limit_s, check)
+        self._group.barrier().wait()  # before it the others may still read the files
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
+        if self._memory is not None and x.nbytes <= MOST_BYTES:
+            return torch.sum(self._memory.exchange(x), dim=0, out=x)
         self._group.allreduce([x]).wait()
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        if self._memory is not None and x.nbytes <= MOST_BYTES:
+            every = self._memory.exchange(x)
+            return list(every.clone()) if self.rank == 0 else [x]
         options = distributed.GatherOptions()
         options.rootRank = 0
         everyone = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
@@ -120,7 +133,7 @@ class RankProcesses:
             if said != READY:
                 raise self._stopped(rank, said)
         self.tell(None)
-        self.together(lambda: self.group.meet(self._meeting, self._device, LIMIT_S))
+        self.together(lambda: self.group.meet(self._meeting, self._device, LIMIT_S, self._check))
         self._folder.cleanup()
 
     def tell(self, message: object, only: int | None = None) -> None:
@@ -151,6 +164,11 @@ class RankProcesses:
                 return self._stopped(rank, ("", _ending(other.process.wait(_LAST_WORDS_S))))
         text = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
         return self._stopped(None, ("", shown(text.splitlines()[0] if text else type(error).__name__)))
+
+    def _check(self) -> None:
+        """Raise ConnectionError if a rank has ended."""
+        if any(other.process.poll() is not None for other in self._others):
+            raise ConnectionError("a rank has ended")
 
     def close(self) -> None:
         """End the processes."""
