@@ -112,16 +112,13 @@ class Holdings:
 
     def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
         """What events of one step come to: some contents go, then others come."""
-        first = [event for event in events if isinstance(event, Cleared) or not event.group]
-        self._take_of(replica, first, begin_s, end_s)
-        if self.follow_groups:
-            others = [event for event in events if isinstance(event, Cleared) or event.group]
-            self._take_of(replica, others, begin_s, end_s, is_other=True)
+        for is_other in (False, True)[: 1 + self.follow_groups]:
+            self._take_of(replica, events, begin_s, end_s, is_other=is_other)
 
     def _take_of(
-        self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float, *, is_other: bool = False
+        self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float, *, is_other: bool
     ) -> None:
-        """The same, events of the first group or of others."""
+        """The same of the contents of the first group, or of others."""
         gone, added = dict[Key, None](), dict[Key, int | None]()  # in order: that of a set differs by process
         for event in events:
             if isinstance(event, Cleared):
@@ -130,6 +127,8 @@ class Holdings:
                 own = (coming for coming in sorted(self._coming) if coming[2:4] == (replica, is_other))
                 gone |= dict.fromkeys(key for coming in own for key in coming.blocks)
                 added = {}
+            elif bool(event.group) != is_other:
+                continue
             elif isinstance(event, Stored):
                 added |= zip(event.keys, event.blocks, strict=True)
             else:
