@@ -50,6 +50,12 @@ Feature: Traffic of one's own
       And the message says "no numbers of prompt tokens: they are estimated from the text, four bytes a token"
 
     @R27.1
+    Scenario: Samples and several prompts are requests of their own, and tools a part of a prompt
+      Given a file "calls.jsonl" of calls with samples, several prompts, token ids and tools
+      When I import "calls.jsonl"
+      Then the message says "requests of OpenAI's API, 7 requests, 19 prompt tokens, 26 output tokens"
+
+    @R27.1
     Scenario: What a source cannot tell is said where it counts
       Given a file "own.csv" of a table of requests
       When I import "own.csv"

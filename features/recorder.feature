@@ -34,6 +34,29 @@ Feature: A recorder before a server
       And the trace has neither its text nor its key
 
     @R27.4
+    Scenario Outline: <what> are counted as the server gave them
+      Given a recorder before a server that answers <answer>
+      When a client asks through it for {<asked>}
+      Then the trace has prompts of <prompts> tokens with outputs of <outputs>
+
+      Examples:
+        | what                             | answer                             | asked                              | prompts | outputs |
+        | Answers that speak of data:      | in whole, of data:                 | "prompt": "abcd"                   | 1       | 7       |
+        | Streams of CR LF with pings      | in a stream with CR LF and pings   | "prompt": "abcd"                   | 1       | 2       |
+        | Samples                          | in whole, with 3 samples           | "prompt": "abcd", "n": 3           | 1 1 1   | 3 3 3   |
+        | Several prompts                  | in whole, with 2 samples           | "prompt": ["abcd", "efghijklm"]    | 1 3     | 3 3     |
+        | Token ids in a list of prompts   | in whole                           | "prompt": [[100200, 100201]]       | 2       | 7       |
+        | A limit that is written as 9.0   | in whole                           | "prompt": "abcd", "max_tokens": 9.0 | 1      | 7       |
+        | Tools, a part of the prompt      | in whole                           | "messages": [{"role": "user"}], "tools": [{"type": "function"}] | 10 | 7 |
+
+    @R27.4
+    Scenario: A client that leaves before its answer
+      Given a recorder, as a process, before a server that answers in a stream that pauses
+      When a client leaves while the server pauses
+      Then the server saw that its client left
+      And the trace has the request, which ended by "abort", and the recorder logged nothing
+
+    @R27.4
     Scenario: A server that dies in the midst of a stream
       Given a recorder before a server that answers in a stream that breaks
       When a client asks for a chat through it
@@ -115,4 +138,5 @@ Feature: A recorder before a server
         | A port that is none    | upstream=http://a port=70000                  | port=70000: |
         | An unknown setting     | upstream=http://a prot=1                      | prot=1: |
         | A trace that is there  | upstream=http://a to=/dev/null                | to=/dev/null: is there; name another file, or move that one away |
+        | A trace that cannot be | upstream=http://a to=/dev/null/a.jsonl        | to=/dev/null/a.jsonl: cannot be written: Not a directory |
         | A short key            | upstream=http://a to=a.jsonl hash_with=/dev/null | hash_with=/dev/null: has 0 bytes; needed: 16 to 64 |

@@ -90,6 +90,12 @@ Feature: OpenAI's protocol over HTTP
       Then the prompt had as many tokens as that
 
     @R18.1
+    Scenario: Tools are a part of a conversation, for /tokenize too
+      When it posts /tokenize {"messages": [{"role": "user", "content": "Who?"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+      And it chats {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1, "tools": [{"type": "function", "function": {"name": "f"}}]}
+      Then the prompt had as many tokens as that
+
+    @R18.1
     Scenario: The model is listed
       Then the server's only model is "smollm2_135m" with a context of 512 tokens
 

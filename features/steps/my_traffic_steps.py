@@ -131,6 +131,12 @@ FILES = {
             for text in ("Hi there", "What is it?")
         )
     ),
+    "calls.jsonl": lines(
+        {"prompt": "abcd", "n": 3, "usage": {"completion_tokens": 10}},
+        {"prompt": ["abcd", "efghi"], "usage": {"completion_tokens": 8}},
+        {"prompt": [[100200, 100201, 100202]], "usage": {"completion_tokens": 4}},
+        {"messages": [{"role": "user"}], "tools": [{"type": "function"}], "usage": {"completion_tokens": 4}},
+    ),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -75,6 +76,11 @@ class Recording:
     process: subprocess.Popen[str]
     url: str
     trace: Path
+    upstream: Upstream | None = None
+
+    def lines(self) -> list[TracedRequest]:
+        has_lines = self.trace.is_file() and self.trace.stat().st_size
+        return [request for _, request in read_trace(str(self.trace))] if has_lines else []
 
 
 @pytest.fixture
@@ -130,13 +136,24 @@ def server_alone(opened_recorder: ExitStack) -> str:
 
 @given("a recorder before it, as a process", target_fixture="recording")
 def recorder_process(opened_recorder: ExitStack, tmp_path: Path, upstream_url: str) -> Recording:
-    trace = tmp_path / "trace.jsonl"
-    command = (sys.executable, "-m", "kvlab.cli", "record", f"upstream={upstream_url}", "port=0", f"to={trace}")
-    process = opened_recorder.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    opened_recorder.callback(process.kill)
+    return recording_of(opened_recorder, tmp_path, upstream_url)
+
+
+def recording_of(stack: ExitStack, folder: Path, url: str, upstream: Upstream | None = None) -> Recording:
+    trace = folder / "trace.jsonl"
+    command = (sys.executable, "-m", "kvlab.cli", "record", f"upstream={url}", "port=0", f"to={trace}")
+    pipe = subprocess.PIPE
+    process = stack.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+    stack.callback(process.kill)
     assert process.stdout is not None
-    url = process.stdout.readline().split(" at ")[1].split(";")[0]
-    return Recording(process, url, trace)
+    own = process.stdout.readline().split(" at ")[1].split(";")[0]
+    return Recording(process, own, trace, upstream)
+
+
+@given(parsers.parse("a recorder, as a process, before a server that answers {kind}"), target_fixture="recording")
+def recorder_process_before(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recording:
+    upstream = Upstream(kind)
+    return recording_of(opened_recorder, tmp_path, upstream_of(opened_recorder, upstream), upstream)
 
 
 @given("a recorder before no server", target_fixture="recorded")
@@ -152,6 +169,40 @@ def unwritable(recorded: Recorded) -> None:
 @when(parsers.re(r"a client asks for a (?P<kind>\w+) through it"))
 def ask_through(recorded: Recorded, kind: str) -> None:
     recorded.ask(kind)
+
+
+@when(parsers.re(r"a client asks through it for (?P<asked>\{.*\})"))
+def ask_exactly(recorded: Recorded, asked: str) -> None:
+    body = json.loads(asked)
+    path = PATHS["chat" if "messages" in body else "completion"]
+    assert httpx.post(recorded.url + path, json=body).status_code == 200
+    recorded.generated += 1
+
+
+@when("a client leaves while the server pauses")
+def leave(recording: Recording) -> None:
+    body = {"prompt": PROMPT, "stream": True}
+    with httpx.stream("POST", f"{recording.url}/v1/completions", json=body) as answer:
+        next(answer.iter_bytes())
+    assert recording.upstream is not None
+    wait_until(lambda: bool(recording.lines()))
+    recording.upstream.goes_on.set()
+
+
+@then("the server saw that its client left")
+def was_left(recording: Recording) -> None:
+    upstream = recording.upstream
+    assert upstream is not None
+    wait_until(lambda: upstream.was_left is not None)
+    assert upstream.was_left
+
+
+@then(parsers.parse('the trace has the request, which ended by "{reason}", and the recorder logged nothing'))
+def left_in_trace(recording: Recording, reason: str) -> None:
+    (line,) = recording.lines()
+    assert (line.output_tokens, line.finish_reason) == (1, reason)
+    recording.process.send_signal(signal.SIGINT)
+    assert recording.process.communicate(timeout=30)[1] == ""
 
 
 @when(parsers.parse("a client asks for {count:d} completions of one prompt through it"))
@@ -185,12 +236,8 @@ def kill_recorder(recording: Recording) -> None:
 
 @then(parsers.parse("the trace comes to have {count:d} requests, and one of their prompts again and again"))
 def killed_trace(recording: Recording, count: int) -> None:
-    def lines() -> list[TracedRequest]:
-        has_lines = recording.trace.is_file() and recording.trace.stat().st_size
-        return [request for _, request in read_trace(str(recording.trace))] if has_lines else []
-
-    wait_until(lambda: len(lines()) == count)
-    assert len({tuple(line.hashes or ()) for line in lines()}) == 1
+    wait_until(lambda: len(recording.lines()) == count)
+    assert len({tuple(line.hashes or ()) for line in recording.lines()}) == 1
 
 
 @then(
@@ -219,6 +266,14 @@ def got_text(recorded: Recorded, status: int, text: str) -> None:
 def trace_has(recorded: Recorded, count: int) -> None:
     wait_until(lambda: recorded.recorder.trace.progress.seen == recorded.generated)
     assert len(recorded.lines()) == count
+
+
+@then(parsers.re(r"the trace has prompts of (?P<prompts>[\d ]+) tokens with outputs of (?P<outputs>[\d ]+)"))
+def trace_counts(recorded: Recorded, prompts: str, outputs: str) -> None:
+    wait_until(lambda: recorded.recorder.trace.progress.seen == recorded.generated)
+    lines = recorded.lines()
+    assert [line.prompt_tokens for line in lines] == [int(number) for number in prompts.split()]
+    assert [line.output_tokens for line in lines] == [int(number) for number in outputs.split()]
 
 
 @then("the client had the first part while the server paused")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from aiohttp import web
 
@@ -65,19 +66,28 @@ class Upstream:
     kind: str
     sent: bytes = b""
     asked_for_tokens_by: str | None = None
+    was_left: bool | None = None  # whether its client had left when a stream went on
     goes_on: threading.Event = field(default_factory=threading.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         await request.read()
         if "stream" in self.kind:
             return await self._stream(request)
-        status, body, content = 200, json.dumps(WHOLE), "application/json"
+        status, body, content = 200, json.dumps(self._whole()), "application/json"
         if self.kind == "with an error":
             status, body = 400, '{"error": {"message": "no"}}'
         elif self.kind == "with HTML":
             body, content = "<html>A proxy's page</html>", "text/html"
         self.sent = body.encode()
         return web.Response(body=self.sent, status=status, content_type=content)
+
+    def _whole(self) -> dict[str, Any]:
+        count = next((int(word) for word in self.kind.split() if word.isdecimal()), 0)
+        if not count and "data:" not in self.kind:
+            return WHOLE
+        text = "a line of data: and a blank one" if "data:" in self.kind else "ab"
+        choices = [{"index": index, "text": text, "finish_reason": "stop"} for index in range(count or 1)]
+        return {"choices": choices, "usage": {"completion_tokens": 3 * count or 7}}
 
     async def tokenize(self, request: web.Request) -> web.Response:
         self.asked_for_tokens_by = request.headers.get("Authorization")
@@ -94,7 +104,10 @@ class Upstream:
                 return response
             if number == 1 and "pauses" in self.kind:
                 await asyncio.to_thread(self.goes_on.wait, 30)
+                self.was_left = request.transport is None
             data = b"data: " + (b"[DONE]" if chunk is None else json.dumps(chunk).encode()) + b"\n\n"
+            if "CR LF" in self.kind:
+                data = b": ping\r\n\r\n" + data.replace(b"\n", b"\r\n")
             self.sent += data
             await response.write(data)
         return response

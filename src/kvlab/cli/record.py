@@ -61,6 +61,14 @@ def main(settings: RecordSettings) -> int:
     path = Path(settings.to)
     if path.exists():
         raise ConfigError("to", settings.to, "is there; name another file, or move that one away")
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+        path.touch()
+        path.unlink()  # until there is something to write
+    except OSError as error:
+        why = f"cannot be written: {error.strerror}; name a file in another directory"
+        raise ConfigError("to", settings.to, why) from error
     if settings.tokenizer != UPSTREAM:
         text_encoder(settings.tokenizer)  # it is there, and one
     upstream = str(settings.upstream).rstrip("/")
@@ -72,7 +80,7 @@ def main(settings: RecordSettings) -> int:
     kept = ", with prompts and outputs as text" if text else ""
     print(f"{settings.upstream} at {where}; its trace: {settings.to}{kept}", flush=True)
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
-    web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handle_signals=True)
+    web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
     lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""
     print(f"{recorder.trace.progress.written} requests in {settings.to}{lost}")
     return 0

@@ -170,11 +170,12 @@ class ResponsesRequest(_Strict):
 
 
 class TokenizeRequest(Rendering):
-    """The body of /tokenize: a prompt or messages."""
+    """The body of /tokenize: a prompt, or messages as a chat has them."""
 
     model: str | None = None
     prompt: str | None = None
     messages: List[Message] | None = None
+    tools: List[dict[str, Any]] | None = None  # that the model is told of with the messages
     add_special_tokens: bool | None = None
 
 

@@ -62,12 +62,9 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= limits.MAX_LOGPROBS:
         raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {limits.MAX_LOGPROBS}", "top_logprobs")
-    prompt, rendering, tools = conversation(body.messages), rendering_of(body), Tools.of(body)
+    tools = Tools.of(body)
     given = list(body.tools or ()) if tools is not None and tools.choice != "none" else []
-    if "tools" in model.template:
-        rendering["variables"] = {**(rendering["variables"] or {}), **({"tools": given} if given else {})}
-    else:
-        prompt = told(prompt, given)
+    prompt, rendering = _spoken(body, body.messages, given, model)
     ids = model.encode(
         prompt,
         "messages",
@@ -89,6 +86,19 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
             raise ApiError(400, f"tool_choice: {text}", "tool_choice")
         sampling = replace(sampling, grammar=grammar)
     return _request(body, name, ids, sampling)
+
+
+def _spoken(
+    body: Rendering, messages: list[bodies.Message], tools: list[dict[str, Any]], model: ServedModel
+) -> tuple[list[Message], dict[str, Any]]:
+    """A conversation with the tools that its model is told of, and how the chat template is to write it. Raises
+    ApiError.
+    """
+    turns, rendering = conversation(messages), rendering_of(body)
+    if "tools" not in model.template:
+        return told(turns, tools), rendering
+    rendering["variables"] = {**(rendering["variables"] or {}), **({"tools": tools} if tools else {})}
+    return turns, rendering
 
 
 def rendering_of(body: Rendering) -> dict[str, Any]:
@@ -122,8 +132,9 @@ def _truncated(ids: tuple[int, ...], body: Generation, model: ServedModel) -> tu
 def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
     """The JSON of /tokenize. Raises ApiError."""
     if body.prompt is None:
-        prompt, special = conversation(body.messages or []), body.add_special_tokens or False
-        ids = model.encode(prompt, "messages", bounded=False, special=special, rendering=rendering_of(body))
+        prompt, rendering = _spoken(body, body.messages or [], list(body.tools or ()), model)
+        special = body.add_special_tokens or False
+        ids = model.encode(prompt, "messages", bounded=False, special=special, rendering=rendering)
     else:
         ids = model.encode(body.prompt, "prompt", bounded=False, special=body.add_special_tokens)
     # In parts: json keeps all other threads from running while it writes one.

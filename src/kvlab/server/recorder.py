@@ -19,7 +19,8 @@ from aiohttp import web
 
 from kvlab.errors import shown
 from kvlab.server.passing import LARGEST, begun, called, client_session, refusal
-from kvlab.server.tracing import Exchange, Progress, TraceSettings
+from kvlab.server.said import LEFT, Exchange
+from kvlab.server.tracing import Progress, TraceSettings
 
 _GENERATE = ("/v1/completions", "/v1/chat/completions")
 _MOST_WAITING = 256 << 20  # bytes of exchanges that the process beside has not taken
@@ -55,7 +56,7 @@ class Trace:
             self._unsent += 1
         else:
             self._sent += 1
-            self._pipe.write(exchange.frame())
+            self._pipe.write(marshal.dumps(astuple(exchange)))
 
     @property
     def lost(self) -> int:
@@ -116,10 +117,15 @@ class Recorder:
         try:
             async with called(self._client, self._upstream, request, body) as answer:
                 return await self._answer(request, answer, exchange, begin)
-        except aiohttp.ClientError as error:
-            if exchange.status:  # the client has the beginning, and sees that it is cut
-                raise
-            return refusal(502, f"the upstream {self._upstream} cannot be reached: {shown(error)}")
+        except (aiohttp.ClientError, ConnectionError) as error:
+            if not exchange.status:
+                return refusal(502, f"the upstream {self._upstream} cannot be reached: {shown(error)}")
+            if request.transport is not None:
+                request.transport.abort()  # so that a client that is there sees that the answer is cut
+            return web.Response()
+        except asyncio.CancelledError:  # the client has left; its call of the upstream ends with this
+            exchange.status = exchange.status or LEFT
+            raise
         finally:
             if request.path in _GENERATE and request.method == "POST":
                 self.trace.put(exchange)

@@ -180,18 +180,22 @@ class Proxy(Collector):
         try:
             if self._encode is not None:
                 return await asyncio.to_thread(self._encode, prompt)
-            return await self._tokens_of_upstream(asked, request) if self._settings.tokenizer else None
+            return await self._tokens_of_upstream(asked, prompt, request) if self._settings.tokenizer else None
         except (aiohttp.ClientError, TimeoutError, KvlabError, KeyError, TypeError, ValueError):
             self.untokenized += 1
             return None
 
-    async def _tokens_of_upstream(self, asked: Mapping[str, Any], request: web.Request) -> Sequence[int] | None:
+    async def _tokens_of_upstream(
+        self, asked: Mapping[str, Any], prompt: Any, request: web.Request
+    ) -> Sequence[int] | None:
         upstream = next((candidate for candidate in self.upstreams if candidate.takes), None)
         if upstream is None:
             return None
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         url = f"{upstream.url}/tokenize"
-        async with self._client.post(url, json=to_tokenize(asked), headers=headers, timeout=ANSWER_S) as answer:
+        async with self._client.post(
+            url, json=to_tokenize(asked, prompt), headers=headers, timeout=ANSWER_S
+        ) as answer:
             tokens: list[int] = json.loads(await answer.read())["tokens"]
             return tokens
 

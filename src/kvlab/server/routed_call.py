@@ -12,6 +12,7 @@ from uuid import uuid4
 from kvlab.core import Salt
 from kvlab.fleet.prefixes import TOKEN_BYTES, BlockKeys
 from kvlab.kv.tiers.base import Key
+from kvlab.workloads.prompt_blocks import as_text, prompts_of
 
 _TEXT_BYTES = 4  # that stand for a token, where there is no tokenizer
 _PROMPTS = ("messages", "prompt", "input")  # of chats and completions, of responses and embeddings
@@ -62,8 +63,9 @@ class RoutedCall:
 
 
 def prompt_of(asked: Mapping[str, Any]) -> Any:
-    """The prompt, as it was sent."""
-    return next((asked[name] for name in _PROMPTS if asked.get(name)), "")
+    """The prompt, as `prompts_of` gives it; several, and those of responses and embeddings, as they were sent."""
+    found = prompts_of(asked)
+    return found[0] if len(found) == 1 else next((asked[name] for name in _PROMPTS if asked.get(name)), "")
 
 
 def _packed(prompt: Any, tokens: Sequence[int] | None) -> tuple[bytes, int]:
@@ -74,5 +76,4 @@ def _packed(prompt: Any, tokens: Sequence[int] | None) -> tuple[bytes, int]:
             return array("q", given).tobytes(), TOKEN_BYTES
         except (OverflowError, TypeError):  # messages, or several prompts
             pass
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-    return text.encode(errors="replace"), _TEXT_BYTES
+    return as_text(prompt).encode(errors="replace"), _TEXT_BYTES

@@ -15,17 +15,22 @@ import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from kvlab.errors import KvlabError, shown
-from kvlab.workloads.prompt_blocks import BlockHasher, Encode, text_encoder
+from kvlab.server.said import LEFT, Choice, Exchange, said_of
+from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, prompts_of, text_encoder
 from kvlab.workloads.trace_format import Header, TracedRequest, file_mode, header_line
 
 BLOCK_TOKENS = 16
 #: tokenizer=upstream: the server that is recorded makes tokens of texts, by its /tokenize.
 UPSTREAM = "upstream"
+#: Fields of a request, beside its prompt, on which the prompt's tokens depend.
+_RENDERING = (
+    "model", "add_generation_prompt", "add_special_tokens", "chat_template_kwargs", "continue_final_message",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +45,6 @@ class TraceSettings:
     upstream: str
     started: float | None = None  # when the recorder's time was 0, in seconds since 1970
     text: bool = False
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A request and its answer. `parts` are pieces of the answer, and seconds after the request came."""
-
-    path: str
-    body: bytes
-    arrival_s: float
-    authorization: str | None = None  # for /tokenize; never written
-    parts: list[tuple[float, bytes]] = field(default_factory=list)
-    status: int = 0
-    is_whole: bool = False  # the answer came to its end
-
-    def frame(self) -> bytes:
-        """It, for the other process."""
-        return marshal.dumps(astuple(self))
 
 
 @dataclass(slots=True)
@@ -127,46 +115,53 @@ class Tracer:
         """Look at an exchange. Nothing that a client or a server sends ends it."""
         self.progress.seen += 1
         try:
-            request = self._traced(exchange)
-            if request is None:
-                return
-            self._file.write(request)
-            self.progress.written, self.progress.error = self.progress.written + 1, ""
+            for request in self._traced(exchange):
+                self._file.write(request)
+                self.progress.written, self.progress.error = self.progress.written + 1, ""
         except Exception as error:
             self.progress.lost += 1
             reason = error.strerror if isinstance(error, OSError) else None
             self.progress.error = reason or f"{type(error).__name__}: {shown(error)}"
 
-    def _traced(self, exchange: Exchange) -> TracedRequest | None:
-        """The exchange as a line of the trace; None: it was refused, or is no request."""
-        if exchange.status != 200:
-            return None
+    def _traced(self, exchange: Exchange) -> list[TracedRequest]:
+        """The exchange as lines of the trace, one for each sample of each prompt; none where it was refused, or is
+        no request.
+        """
+        if exchange.status not in (200, LEFT):
+            return []
         asked = json.loads(exchange.body)
-        prompt = asked.get("messages", asked.get("prompt"))
-        if not prompt:
-            return None
-        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            tokens, hashes = len(prompt), self._hasher.tokens(prompt)
-        else:
-            tokens, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))
-        said = _said(exchange)
-        times = said.times_s
-        request = TracedRequest(
-            tokens,
-            round(exchange.arrival_s, 6),
-            said.output_tokens,
-            hashes,
-            said.finish_reason if exchange.is_whole else "abort",
-            max_tokens=asked.get("max_completion_tokens", asked.get("max_tokens")),
-            temperature=asked.get("temperature"),
-            cached_tokens=said.cached_tokens,
-            ttft_ms=round(1000 * times[0], 3) if times else None,
-            e2el_ms=round(1000 * exchange.parts[-1][0], 3) if exchange.parts else None,
-        )
-        if not self._settings.text:
-            return request
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-        return replace(request, prompt=text, output="".join(said.texts) or None)
+        prompts, said, requests = prompts_of(asked), said_of(exchange), list[TracedRequest]()
+        samples = _whole(asked.get("n")) or 1
+        tokens = said.shares()
+        for number, prompt in enumerate(prompts):
+            length, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))
+            first = TracedRequest(
+                length,
+                round(exchange.arrival_s, 6),
+                hashes=hashes,
+                max_tokens=_whole(asked.get("max_completion_tokens", asked.get("max_tokens"))),
+                temperature=value if type(value := asked.get("temperature")) in (int, float) else None,
+                e2el_ms=round(1000 * exchange.parts[-1][0], 3) if exchange.parts else None,
+            )
+            if self._settings.text:
+                text = as_text(prompt["messages"]) if isinstance(prompt, dict) else as_text(prompt)
+                first = replace(first, prompt=text)
+            # A server that gave none, or not as many as were asked for, computed the prompt nevertheless.
+            given = sorted(index for index in said.choices if index // samples == number)
+            for index in given or [number * samples]:
+                choice = said.choices.get(index) or Choice()
+                request = replace(
+                    first,
+                    output_tokens=tokens.get(index),
+                    finish_reason=choice.finish_reason if exchange.is_whole else "abort",
+                    # Of several prompts the server says how many in all; samples share the prompt of the first.
+                    cached_tokens=said.cached_tokens if not index and len(prompts) == 1 else None,
+                    ttft_ms=round(1000 * choice.times_s[0], 3) if choice.times_s else None,
+                    output="".join(choice.texts) or None if self._settings.text else None,
+                )
+                request.check(BLOCK_TOKENS)  # that what is written can be read
+                requests.append(request)
+        return requests
 
     def _encoder(self, exchange: Exchange, asked: dict[str, Any]) -> Encode | None:
         if not self._by_upstream:
@@ -175,9 +170,9 @@ class Tracer:
         if exchange.authorization:
             headers["Authorization"] = exchange.authorization
         url = f"{self._settings.upstream}/tokenize"
-        request = urllib.request.Request(url, json.dumps(to_tokenize(asked)).encode(), headers)
 
         def encode(prompt: Any) -> Sequence[int]:
+            request = urllib.request.Request(url, json.dumps(to_tokenize(asked, prompt)).encode(), headers)
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
                     tokens: list[int] = json.load(answer)["tokens"]
@@ -188,53 +183,18 @@ class Tracer:
         return encode
 
 
-def to_tokenize(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a call of /tokenize that asks for the tokens of a request's prompt."""
-    return {name: asked[name] for name in ("model", "prompt", "messages", "tools") if name in asked}
+def to_tokenize(asked: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+    """The body of a call of /tokenize that asks for the tokens of a prompt of a request."""
+    return {name: asked[name] for name in _RENDERING if name in asked} | (
+        prompt if isinstance(prompt, dict) else {"prompt": prompt}
+    )
 
 
-@dataclass(slots=True)
-class _Said:
-    """What an answer says of itself. `times_s`: of its chunks that have a token; of a whole answer none."""
-
-    output_tokens: int | None = None
-    finish_reason: str | None = None
-    cached_tokens: int | None = None
-    times_s: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # of the first choice
-
-    def take(self, body: dict[str, Any]) -> bool:
-        """Take an answer, or a chunk; whether it has a choice."""
-        usage = body.get("usage") or {}
-        self.output_tokens = usage.get("completion_tokens", self.output_tokens)
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        self.cached_tokens = self.cached_tokens if cached is None else cached
-        choices = body.get("choices") or []
-        for choice in choices:
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            said = choice.get("delta") or choice.get("message") or {}
-            text = choice.get("text") or said.get("content")
-            if isinstance(text, str) and not choice.get("index"):
-                self.texts.append(text)
-        return bool(choices)
-
-
-def _said(exchange: Exchange) -> _Said:
-    said, held = _Said(), b""
-    if b"data:" not in b"".join(part for _, part in exchange.parts[:2])[:4096]:
-        with suppress(ValueError, AttributeError):  # compressed, cut, or no answer at all
-            said.take(json.loads(b"".join(part for _, part in exchange.parts)))
-        return said
-    for at_s, part in exchange.parts:
-        *events, held = (held + part).split(b"\n\n")
-        for event in events:
-            data = event.strip().removeprefix(b"data:").strip()
-            with suppress(ValueError, AttributeError):  # [DONE], and comments
-                if said.take(json.loads(data)):
-                    said.times_s.append(at_s)
-    if said.output_tokens is None:
-        said.output_tokens = len(said.times_s)  # a chunk for each, as far as anybody can tell
-    return said
+def _whole(value: Any) -> int | None:
+    """A number as servers take it, that 9.0 and "9" too; None: there is none, or it says no limit, as -1."""
+    with suppress(TypeError, ValueError, OverflowError):
+        return found if (found := int(value)) > 0 else None
+    return None
 
 
 def main() -> None:

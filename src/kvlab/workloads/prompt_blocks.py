@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,19 @@ from kvlab.errors import KvlabError
 from kvlab.models.tokenizer import load_tokenizer
 
 _HASH_BYTES = 8
-#: Makes tokens of a text, or of messages as clients send them.
+#: Makes tokens of a prompt as `prompts_of` gives it.
 Encode = Callable[[Any], Sequence[int]]
+
+
+def prompts_of(asked: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a request of OpenAI's API: texts and lists of token ids; of a chat, which has one, its
+    messages and tools. Empty ones are left out.
+    """
+    if asked.get("messages"):
+        return [{name: asked[name] for name in ("tools", "messages") if asked.get(name)}]
+    prompt = asked.get("prompt")
+    several = isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+    return [one for one in (prompt or [] if several else [prompt]) if one]
 
 
 class BlockHasher:
@@ -35,10 +46,11 @@ class BlockHasher:
         return self._chain(text, 4 * self._block_tokens)
 
     def prompt(self, prompt: Any, encode: Encode | None) -> tuple[int, list[int]]:
-        """The number of tokens of a text or messages, and their hashes; without `encode` estimated."""
+        """The number of tokens of a prompt, as of `prompts_of`, and their hashes; without `encode` estimated."""
+        if isinstance(prompt, list):
+            return len(prompt), self.tokens(prompt)
         if encode is None:
-            text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-            data = text.encode(errors="replace")
+            data = as_text(prompt).encode(errors="replace")
             return -(-len(data) // 4), self.text(data)
         ids = encode(prompt)
         return len(ids), self.tokens(ids)
@@ -57,8 +69,15 @@ class BlockHasher:
             yield last
 
 
+def as_text(prompt: Any) -> str:
+    """A prompt as text: of a chat the JSON of its tools, which templates put first, and of its messages."""
+    if isinstance(prompt, dict):
+        return "".join(json.dumps(part, ensure_ascii=False) for part in prompt.values())
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+
+
 def text_encoder(tokenizer: str | None) -> Encode | None:
-    """What makes tokens of text, and of messages by the chat template, if there is one. Raises TokenizerError."""
+    """What makes tokens of text, and of chats by the template, if there is one. Raises TokenizerError."""
     if tokenizer is None:
         return None
     model = ModelConfig(name="import", family="qwen3", tokenizer=tokenizer, weights="dummy")
@@ -68,10 +87,11 @@ def text_encoder(tokenizer: str | None) -> Encode | None:
         if isinstance(prompt, str):
             return loaded.encode(prompt)
         try:
-            messages = [Message(str(message["role"]), _text(message.get("content")), message) for message in prompt]
-            return loaded.encode_prompt(messages)
+            said, tools = prompt["messages"], {name: prompt[name] for name in ("tools",) if name in prompt}
+            messages = [Message(str(message["role"]), _text(message.get("content")), message) for message in said]
+            return loaded.encode_rendered(loaded.render(messages, variables=tools))
         except (KvlabError, AttributeError, KeyError, TypeError):  # no template, or none that takes these
-            return loaded.encode(json.dumps(prompt, ensure_ascii=False))
+            return loaded.encode(as_text(prompt))
 
     return encode
 

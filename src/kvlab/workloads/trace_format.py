@@ -68,8 +68,8 @@ class TracedRequest:
     ttft_ms: float | None = None
     e2el_ms: float | None = None
     itl_ms: Sequence[float] | None = field(default=None)  # between its tokens
-    prompt: str | None = None  # its text; of messages, and of several prompts, the JSON of the client
-    output: str | None = None  # the text of the first choice
+    prompt: str | None = None  # its text; of messages the JSON of the client
+    output: str | None = None  # its text
 
     def line(self) -> str:
         """It as a line of a file."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from kvlab.core import limits
+from kvlab.errors import shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import JsonLinesImporter
 from kvlab.workloads.importers.table import UNITS
+from kvlab.workloads.prompt_blocks import prompts_of
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, moment
 
@@ -29,25 +32,28 @@ class OpenAIImporter(JsonLinesImporter):
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         body = row.get("body", row)
-        prompt = body.get("messages", body.get("prompt")) if isinstance(body, dict) else None
-        if prompt is None:
+        if not isinstance(body, dict) or body.get("messages", body.get("prompt")) is None:
             raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
-        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            tokens, hashes = len(prompt), self.options.hasher.tokens(prompt)
-        else:
-            tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
         usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         session = row.get("session_id") or body.get("user")
-        yield TracedRequest(
-            tokens,
-            self._arrival(place, row),
-            usage.get("completion_tokens"),
-            hashes,
-            session=None if session is None else str(session),
-            max_tokens=most,
-            temperature=body.get("temperature"),
-        )
+        prompts, samples = prompts_of(body) or [""], 1 if body.get("n") is None else body["n"]
+        if type(samples) is not int or not 1 <= samples <= limits.MAX_SAMPLES:
+            raise place.error(f"n is {shown(samples, repr)}; expected 1 to {limits.MAX_SAMPLES} samples")
+        output, count = usage.get("completion_tokens"), samples * len(prompts)
+        for number in range(count):
+            tokens, hashes = self.options.hasher.prompt(prompts[number // samples], self.options.encode)
+            # Of several answers the usage is that of all.
+            share = output if count == 1 or output is None else (output + number) // count
+            yield TracedRequest(
+                tokens,
+                self._arrival(place, row),
+                share,
+                hashes,
+                session=None if session is None else str(session),
+                max_tokens=most,
+                temperature=body.get("temperature"),
+            )
 
     def _arrival(self, place: Place, row: dict[str, Any]) -> float | None:
         for name in _TIMES:
