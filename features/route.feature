@@ -55,7 +55,7 @@ Feature: A proxy before several servers
         | what                       | models | settings                                    | message |
         | No server                  |        | server.port=0                               | upstreams=null: must be URLs, such as [http://127.0.0.1:8000, |
         | A server that is down      |        | upstreams=http://127.0.0.1:9                | none is up: http://127.0.0.1:9: Cannot connect |
-        | A server named twice       |        | upstreams=[http://a,http://a/]              | names a server twice |
+        | A server named twice       |        | upstreams=[http://a,http://a/v1/]           | names a server twice |
         | Unequal models             | m n    | fleet.router=random                         | serves n (1000 tokens), and ...m (1000 tokens); one router is for equal models |
         | A router that knows all    | m m    | fleet.router=oracle                         | fleet.router=oracle: with an exact view sees what no proxy can |
         | What no server knows       | m m    | fleet.router=oracle fleet.prefixes=memory   | asks for what is not known behind a proxy: work_tokens |

@@ -31,6 +31,25 @@ Feature: Watch the prefix cache of a running server
   Rule: What it cannot know is said
 
     @R27.7
+    Scenario: A server that does not say what it found
+      Given a client of a simulated server that publishes KV events
+      And 12 prompts that begin alike were completed through a recorder
+      And the recorder's trace does not say what was found
+      When I watch it with the recorder's trace
+      Then the command succeeds
+      And the message says "12 recorded requests do not say what the server found"
+
+    @R27.7
+    Scenario: What was seen is told whatever becomes of the trace
+      Given a client of a simulated server that publishes KV events
+      And 12 prompts that begin alike were completed through a recorder
+      And the recorder's trace is gone
+      When I watch it at /v1 with the recorder's trace
+      Then the command fails without a traceback
+      And the message says "cannot be read: No such file"
+      And of "blocks stored, ... its own metrics:" it is said once
+
+    @R27.7
     Scenario: Batches that were missed
       Given a publisher that sends the batches 0, 1 and 4 of events
       When I watch it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -69,6 +70,16 @@ def completed_recorded(client: Client, tmp_path: Path, count: int) -> Path:
     return tmp_path / "trace.jsonl"
 
 
+@given("the recorder's trace does not say what was found")
+def unsaid(trace: Path) -> None:
+    trace.write_text(re.sub(r'"cached_tokens":\d+,?', "", trace.read_text()))
+
+
+@given("the recorder's trace is gone")
+def gone(trace: Path) -> None:
+    trace.unlink()
+
+
 @given(parsers.re(r"a publisher that sends (?P<what>.*)"), target_fixture="events_at")
 def publisher(standing: ExitStack, what: str) -> str:
     zmq, msgspec = pytest.importorskip("zmq"), pytest.importorskip("msgspec")
@@ -110,6 +121,12 @@ def watch_it(request: pytest.FixtureRequest, commands: list[Command]) -> None:
 @when("I watch it with the recorder's trace")
 def watch_with_trace(request: pytest.FixtureRequest, commands: list[Command], trace: Path, tmp_path: Path) -> None:
     commands.append(call(watch.main, *watch_settings(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}"))
+
+
+@when("I watch it at /v1 with the recorder's trace")
+def watch_at_v1(request: pytest.FixtureRequest, commands: list[Command], trace: Path, tmp_path: Path) -> None:
+    settings = [f"{word}/v1" if word.startswith("url=") else word for word in watch_settings(request)]
+    commands.append(call(watch.main, *settings, f"trace={trace}", f"hash_with={tmp_path / 'key'}"))
 
 
 @when(parsers.parse('I watch with "{text}"'))

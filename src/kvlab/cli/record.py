@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlab.cli.settings import command, setting
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, server_root
 from kvlab.errors import ConfigError
 
 
@@ -71,14 +71,14 @@ def main(settings: RecordSettings) -> int:
         raise ConfigError("to", settings.to, why) from error
     if settings.tokenizer != UPSTREAM:
         text_encoder(settings.tokenizer)  # it is there, and one
-    upstream = str(settings.upstream).rstrip("/")
+    upstream = server_root(str(settings.upstream))
     text = settings.record.text
     trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream, text=text)
     recorder = Recorder(trace)
     listening = listening_at(settings.host, settings.port)
     where = "http://{}:{}".format(*listening.getsockname()[:2])
     kept = ", with prompts and outputs as text" if text else ""
-    print(f"{settings.upstream} at {where}; its trace: {settings.to}{kept}", flush=True)
+    print(f"{upstream} at {where}; its trace: {settings.to}{kept}", flush=True)
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
     web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
     lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 
 from kvlab.cli.settings import command, setting
 from kvlab.config.fleet import FleetConfig
-from kvlab.config.values import at_least
+from kvlab.config.values import at_least, server_root
 from kvlab.errors import ConfigError
 
 _OF_PROXIES = ("router", "load", "load_s", "prefixes", "memory_blocks", "weights", "temperature")
@@ -57,7 +57,7 @@ class RouteCommandSettings:
         if not self.upstreams or not all(url.startswith(("http://", "https://")) for url in self.upstreams):
             text = "must be URLs, such as [http://127.0.0.1:8000,http://127.0.0.1:8001]"
             raise ConfigError("upstreams", ",".join(self.upstreams) or None, text)
-        self.upstreams = [url.rstrip("/") for url in self.upstreams]
+        self.upstreams = [server_root(url) for url in self.upstreams]
         if len(set(self.upstreams)) < len(self.upstreams):
             raise ConfigError("upstreams", ",".join(self.upstreams), "names a server twice")
         for name, value in self._changed():

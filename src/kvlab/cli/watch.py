@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.settings import command, setting
+from kvlab.config.values import server_root
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class WatchSettings:
     json: bool = setting(False, "every figure as JSON; or --json", "true")
 
     def __post_init__(self) -> None:
+        self.url = self.url and server_root(self.url)
         if self.events is None:
             raise ConfigError("events", None, "name where the server publishes its KV events: tcp://127.0.0.1:5557")
         if self.trace is not None and self.hash_with is None:
@@ -133,16 +135,21 @@ def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) ->
 
 
 def _show_verdict(held: Verdict, pool: ServerPool, console: Terminal) -> None:
+    if held.unsaid:
+        advice = (
+            "clients of streams ask with include_usage, and vLLM is started with --enable-prompt-tokens-details"
+        )
+        console.print(f"{held.unsaid:,} recorded requests do not say what the server found; {advice}")
     count = held.agree + held.more + held.less
     said, there = (100 * tokens / max(held.prompt_tokens, 1) for tokens in (held.said_tokens, held.there_tokens))
     share = 100 * held.unasked_blocks / max(len(pool.now), 1)
-    for sentence in (
-        f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
-        f"{there:.1f} % were there when they came. Both agree in {held.agree:,} requests; in {held.more:,} it "
-        f"found more, in {held.less:,} less",
-        f"{share:.1f} % of the blocks that are there were asked for by one request alone",
-    ):
-        console.print(sentence)
+    if count:
+        console.print(
+            f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
+            f"{there:.1f} % were there when they came. Both agree in {held.agree:,} requests; in {held.more:,} it "
+            f"found more, in {held.less:,} less"
+        )
+    console.print(f"{share:.1f} % of the blocks that are there were asked for by one request alone")
 
 
 @command(__doc__, WatchSettings, bare=False, alone=True)
@@ -157,6 +164,10 @@ def main(settings: WatchSettings) -> int:
     console = Terminal(stderr=settings.json)
     pool = ServerPool(BlockHasher(read_key(settings.hash_with), 16) if settings.hash_with else None)
     metrics = _watch(settings, pool, console)
+    if settings.url and metrics is None:
+        console.print(f"url={settings.url}: gives no /metrics, so that what it found and its size are not known")
+    if not settings.json:
+        _show(pool, metrics, console)  # whatever becomes of the trace
     verdict = _verdict(settings, pool) if settings.trace else None
     blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
     curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
@@ -168,7 +179,6 @@ def main(settings: WatchSettings) -> int:
         figures |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
         print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))
         return 0
-    _show(pool, metrics, console)
     if verdict is not None:
         _show_verdict(verdict, pool, console)
     if curves is not None:

@@ -22,6 +22,11 @@ def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(key, value, f"unknown; known: {', '.join(known)}")
 
 
+def server_root(url: str) -> str:
+    """A server's address without a slash at its end, and without the /v1 that OpenAI's clients have there."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def picture_name(key: str, name: str | None) -> None:
     """Raise ConfigError unless `name` is None or the name of a picture."""
     if name is not None and not name.endswith(_PICTURES):

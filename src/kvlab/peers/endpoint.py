@@ -15,6 +15,7 @@ from uuid import uuid4
 import aiohttp
 
 from kvlab.config import RunConfig
+from kvlab.config.values import server_root
 from kvlab.core import UNKNOWN_TOKEN, Request, SamplingParams
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import PeerError, shown
@@ -40,7 +41,7 @@ class EndpointEngine(RemoteEngine):
     ) -> None:
         super().__init__(is_open=config.workload.concurrency is None and config.engine.max_in_flight is None)
         self._settings = settings = config.engine
-        self._root = (settings.url or "").rstrip("/").removesuffix("/v1")
+        self._root = server_root(settings.url or "")
         self._where = f"engine.url={redact(self._root)}"
         self._salt = uuid4().hex  # no request finds what an earlier run has left in the prefix cache
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -110,7 +110,8 @@ class ServerPool:
 class Verdict:
     """What a trace's requests found in a pool: prompt tokens; those that the server said were cached, and those
     that were there by the events when it came; requests in which both agree, in which the server found more, less.
-    `unasked_blocks` are in the pool at the end, and only the request that brought them has asked for them.
+    Requests of which the server did not say it are counted as `unsaid` alone. `unasked_blocks` are in the pool at
+    the end, and only the request that brought them has asked for them.
     """
 
     prompt_tokens: int
@@ -119,12 +120,13 @@ class Verdict:
     agree: int
     more: int
     less: int
+    unsaid: int
     unasked_blocks: int
 
 
 def judge(pool: ServerPool, requests: Iterable[TracedRequest], started: float) -> Verdict:
     """Hold a trace's requests against the events. `started`: when the trace's time was 0."""
-    prompt = said = there = agree = more = less = 0
+    prompt = said = there = agree = more = less = unsaid = 0
     asked: dict[int, int] = {}
     size = pool.block_tokens or pool.trace_tokens
     for request in requests:
@@ -132,15 +134,18 @@ def judge(pool: ServerPool, requests: Iterable[TracedRequest], started: float) -
         hits = 0
         for block in hashes:
             asked[block] = asked.get(block, 0) + 1
+        if (cached := request.cached_tokens) is None:
+            unsaid += 1
+            continue
         for block in hashes:
             presence = pool.presences.get(block)
             if presence is None or not presence.at(when):
                 break
             hits += pool.trace_tokens
         hits = min(hits // size, (request.prompt_tokens - 1) // size) * size  # one token is always computed
-        prompt, said, there = prompt + request.prompt_tokens, said + (request.cached_tokens or 0), there + hits
-        agree += (request.cached_tokens or 0) == hits
-        more += (request.cached_tokens or 0) > hits
-        less += (request.cached_tokens or 0) < hits
+        prompt, said, there = prompt + request.prompt_tokens, said + cached, there + hits
+        agree += cached == hits
+        more += cached > hits
+        less += cached < hits
     unasked = sum(bool(hashes) and asked.get(hashes[-1], 0) < 2 for hashes in pool.now.values())
-    return Verdict(prompt, said, there, agree, more, less, unasked)
+    return Verdict(prompt, said, there, agree, more, less, unsaid, unasked)
