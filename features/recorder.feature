@@ -44,6 +44,7 @@ Feature: A recorder before a server
         | Answers that speak of data:      | in whole, of data:                 | "prompt": "abcd"                   | 1       | 7       |
         | Streams of CR LF with pings      | in a stream with CR LF and pings   | "prompt": "abcd"                   | 1       | 2       |
         | Samples                          | in whole, with 3 samples           | "prompt": "abcd", "n": 3           | 1 1 1   | 3 3 3   |
+        | Samples cut at their limit       | in whole, with 3 samples, cut      | "prompt": "abcd", "n": 3, "max_tokens": 2 | 1 1 1 | 2 2 5 |
         | Several prompts                  | in whole, with 2 samples           | "prompt": ["abcd", "efghijklm"]    | 1 3     | 3 3     |
         | Token ids in a list of prompts   | in whole                           | "prompt": [[100200, 100201]]       | 2       | 7       |
         | A limit that is written as 9.0   | in whole                           | "prompt": "abcd", "max_tokens": 9.0 | 1      | 7       |

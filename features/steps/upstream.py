@@ -85,8 +85,12 @@ class Upstream:
         count = next((int(word) for word in self.kind.split() if word.isdecimal()), 0)
         if not count and "data:" not in self.kind:
             return WHOLE
-        text = "a line of data: and a blank one" if "data:" in self.kind else "ab"
-        choices = [{"index": index, "text": text, "finish_reason": "stop"} for index in range(count or 1)]
+        text = "a line of data: and a blank one" if "data:" in self.kind else ""
+        cut = 2 if "cut" in self.kind else 0
+        choices = [
+            {"index": index, "text": text * (index + 1), "finish_reason": "length" if index < cut else "stop"}
+            for index in range(count or 1)
+        ]
         return {"choices": choices, "usage": {"completion_tokens": 3 * count or 7}}
 
     async def tokenize(self, request: web.Request) -> web.Response:

@@ -57,22 +57,27 @@ class Said:
                 if at_s is not None:
                     choice.times_s.append(at_s)
 
-    def shares(self) -> dict[int, int | None]:
-        """The output tokens of each choice. Servers say how many all have together: each gets as many as it had
-        chunks, or as its text is long, of what all had.
+    def shares(self, most: int | None) -> dict[int, int | None]:
+        """The output tokens of each choice, which may have `most`. Servers say how many all have together: those
+        that ended by length have as many as they may, and of the others each as many as it had chunks, or as its
+        text is long, of what all had.
         """
         chunks = {index: len(choice.times_s) for index, choice in self.choices.items()}
         if self.output_tokens is None:  # a chunk for each, as far as anybody can tell
             return {index: number or None for index, number in chunks.items()}
         if len(self.choices) < 2:
             return dict.fromkeys(self.choices or (0,), self.output_tokens)
+        shares = dict[int, int | None]()
+        if most is not None:
+            cut = [index for index, choice in self.choices.items() if choice.finish_reason == "length"]
+            shares |= dict.fromkeys(cut, most) if most * len(cut) <= self.output_tokens else {}
         texts = {index: len("".join(choice.texts)) for index, choice in self.choices.items()}
-        weights = chunks if any(chunks.values()) else texts
-        weights = weights if any(weights.values()) else dict.fromkeys(self.choices, 1)
-        shares, before, given = dict[int, int | None](), 0, 0
+        sizes = chunks if any(chunks.values()) else texts
+        weights = {index: size + 1 for index, size in sizes.items() if index not in shares}  # of no text the end
+        total, before, given = self.output_tokens - (most or 0) * len(shares), 0, 0
         for index, weight in weights.items():
             before += weight
-            until = round(self.output_tokens * before / sum(weights.values()))
+            until = round(total * before / sum(weights.values()))
             shares[index], given = until - given, until
         return shares
 

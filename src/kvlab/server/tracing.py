@@ -132,14 +132,15 @@ class Tracer:
         asked = json.loads(exchange.body)
         prompts, said, requests = prompts_of(asked), said_of(exchange), list[TracedRequest]()
         samples = _whole(asked.get("n")) or 1
-        tokens = said.shares()
+        most = _whole(asked.get("max_completion_tokens", asked.get("max_tokens")))
+        tokens = said.shares(most)
         for number, prompt in enumerate(prompts):
             length, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))
             first = TracedRequest(
                 length,
                 round(exchange.arrival_s, 6),
                 hashes=hashes,
-                max_tokens=_whole(asked.get("max_completion_tokens", asked.get("max_tokens"))),
+                max_tokens=most,
                 temperature=value if type(value := asked.get("temperature")) in (int, float) else None,
                 e2el_ms=round(1000 * exchange.parts[-1][0], 3) if exchange.parts else None,
             )
