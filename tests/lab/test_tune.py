@@ -230,6 +230,7 @@ def test_a_traces_rate_is_its_scale(paced: RunConfig) -> None:
     ("share", "words"),
     [
         (98.9, "no rate holds: even workload.rate=3, the lowest rate tried, has 98.9 % within, goodput -"),
+        (98.953, "no rate holds: even workload.rate=3, the lowest rate tried, has 98.95 % within, goodput -"),
         (99.0, "every rate holds: even workload.rate=5, the highest rate tried, has 99.0 % within, goodput -"),
         (None, "workload.rate=4: it broke"),
     ],

@@ -39,6 +39,13 @@ _COLUMNS = (
 )
 
 
+def share_text(share: float, wanted: float) -> str:
+    """A share in percent, with as many digits as tell whether it is what is wanted."""
+    texts = (f"{share:.{digits}f}" for digits in range(1, 12))
+    told = (text for text in texts if (float(text) >= wanted) == (share >= wanted))
+    return f"{next(told, f'{share!r}')} %"
+
+
 class LimitSearch(ABC):
     """Finds the last value of a setting that keeps `attainment` percent of the requests within their limits."""
 
@@ -106,8 +113,9 @@ class LimitSearch(ABC):
         """Attainment, that of each limit where there are two, and goodput."""
         metrics = self.ended[value].metrics
         alone = {name: metrics.get(f"slo/{name}_attainment") for name in ("ttft", "tpot")}
-        both = [f"{name} {share:.1f} %" for name, share in alone.items() if share is not None]
-        within = f"{metrics[ATTAINMENT]:.1f} % within" + (f" ({', '.join(both)})" if len(both) > 1 else "")
+        both = [f"{name} {share_text(share, self.wanted)}" for name, share in alone.items() if share is not None]
+        within = f"{share_text(metrics[ATTAINMENT], self.wanted)} within"
+        within += f" ({', '.join(both)})" if len(both) > 1 else ""
         return f"{within}, goodput {metric(GOODPUT).text(metrics.get(GOODPUT))}"
 
     def point(self, value: float) -> str:

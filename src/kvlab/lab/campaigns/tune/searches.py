@@ -8,7 +8,7 @@ from kvlab.config import RunConfig
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.groups import ROLES, read_groups, with_settings
 from kvlab.errors import ConfigError
-from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch
+from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch, share_text
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.results.metrics import ATTAINMENT
@@ -129,7 +129,7 @@ class ReplicaSearch(LimitSearch):
             table.add_row(
                 self.named(value),
                 f"{devices:,}",
-                f"{metrics[ATTAINMENT]:.1f} %",
+                share_text(metrics[ATTAINMENT], self.wanted),
                 f"{goodput:.2f} req/s",
                 f"{goodput / devices:.3f}",
                 *("-" if time is None else f"{time:,.0f} ms" for time in times),
