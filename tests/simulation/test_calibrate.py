@@ -137,6 +137,29 @@ class TestFile:
         with pytest.raises(ConfigError, match=r"is no file of kvlab calibrate, or not a whole one"):
             Calibration.read(str(file))
 
+    @pytest.mark.parametrize(
+        ("bytes_per_weight", "weights", "is_taken"),
+        [(1.502, "auto", True), (1.502, "plain", False), (1.004, "auto", False), (2.0, "auto", True)],
+    )
+    def test_weights_of_auto_are_of_either_exact_form(
+        self, file: Path, bytes_per_weight: float, weights: str, is_taken: bool
+    ) -> None:
+        whole = yaml.safe_load(file.read_text())
+        whole["subject"]["bytes_per_weight"] = bytes_per_weight
+        file.write_text(yaml.safe_dump(whole))
+        model = yaml.safe_load((CONF / "model" / "qwen3_0_6b.yaml").read_text())
+        timing = ExecutorConfig(kind="simulated", timing="fitted", timing_path=str(file), weights=weights)
+        config = EngineConfig(
+            ModelConfig(**model | {"max_seq_len": 96}),
+            executor=timing,
+            hardware=HardwareConfig(name="small", memory="4GiB"),
+        )
+        if is_taken:
+            assert isinstance(plan_engine(config).timing, FittedTiming)
+            return
+        with pytest.raises(ConfigError, match="bytes per weight"):
+            plan_engine(config)
+
     def test_times_the_steps_of_its_model_alone(self, file: Path) -> None:
         model = yaml.safe_load((CONF / "model" / "qwen3_0_6b.yaml").read_text())
         config = EngineConfig(

@@ -12,6 +12,7 @@ import yaml
 from numpy.typing import NDArray
 
 from kvlab.errors import ConfigError
+from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.work import NAMES, WORK, Work, rows
 
@@ -32,6 +33,13 @@ class Subject:
     def __str__(self) -> str:
         takes = f"{self.bytes_per_weight:.3g} bytes per weight, {self.kv_bytes_per_token:,} of KV per token"
         return f"{self.model} ({self.parameters / 1e6:,.0f} M parameters) in {self.dtype} ({takes})"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether weights were stored as they are: plain, or compact in three quarters of the bytes. Of the two
+        `executor.weights=auto` takes what the processor is fast with.
+        """
+        return self.bytes_per_weight > 0.7 * DTYPE_BYTES.get(self.dtype, 2)
 
     def same_work(self, other: Subject) -> bool:
         """Whether steps of both have the same to do; the name does not matter."""

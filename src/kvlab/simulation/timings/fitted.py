@@ -34,15 +34,18 @@ class FittedTiming(StepTiming):
         """Raises ConfigError for a file that is none of `kvlab calibrate`, or was fitted to another model."""
         config, executor = deployment.config, deployment.config.executor
         calibration = Calibration.read(executor.timing_path)
+        fitted, of_weight = calibration.subject, deployment.bytes_per_weight
+        if executor.weights == "auto" and fitted.is_exact:  # the runs took either of the exact forms
+            of_weight = fitted.bytes_per_weight
         asked = Subject(
             config.model.name,
             deployment.model.num_parameters,
             executor.dtype,
-            deployment.bytes_per_weight,
+            of_weight,
             deployment.kv_bytes_per_token,
         )
-        if not calibration.subject.same_work(asked):
-            text = f"was fitted to {calibration.subject}, and this is {asked}; calibrate on runs of it"
+        if not fitted.same_work(asked):
+            text = f"was fitted to {fitted}, and this is {asked}; calibrate on runs of it"
             raise ConfigError(KEY, executor.timing_path, text)
         if deployment.devices > 1:
             text = "timing=fitted has the times of one machine; take timing=roofline"
