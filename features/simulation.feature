@@ -207,6 +207,7 @@ Feature: Simulation
       When I simulate it with that calibration
       Then the command succeeds
       And the message says "simulated here, timing fitted on ..., 1 thread"
+      And the message says "timing fitted on ...: steps held out of the fit were off by ... % in the median, ... all together by"
       And all 4 requests were completed
 
     @R14.4

@@ -66,6 +66,16 @@ class Calibration:
         seconds: NDArray[np.float64] = rows(model, works) @ np.array([self.coefficients[name] for name in NAMES])
         return seconds + self.between_s
 
+    def how_near(self) -> str | None:
+        """How far its times of steps that it was not fitted to were off; None: the file does not say."""
+        try:
+            errors = self.origin["held_out"]
+            median, p90, total = (100 * float(errors[name]) for name in ("median", "p90", "total"))
+        except (KeyError, TypeError, ValueError):
+            return None
+        text = f"steps held out of the fit were off by {median:.1f} % in the median, {p90:.1f} % at p90"
+        return f"{text}; all together by {total:+.1f} %"
+
     def text(self) -> str:
         """The file."""
         text: str = yaml.safe_dump(asdict(self), sort_keys=False, width=110, default_flow_style=None)

@@ -26,6 +26,7 @@ class FittedTiming(StepTiming):
 
     calibration: Calibration
     model: DecoderConfig
+    because: str | None = None
 
     includes_host = True
 
@@ -50,7 +51,7 @@ class FittedTiming(StepTiming):
         if deployment.devices > 1:
             text = "timing=fitted has the times of one machine; take timing=roofline"
             raise ConfigError("executor.tensor_parallel", deployment.devices, text)
-        return cls(calibration, deployment.model)
+        return cls(calibration, deployment.model, calibration.how_near())
 
     @property
     def description(self) -> str:
