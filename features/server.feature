@@ -649,7 +649,7 @@ Feature: OpenAI's protocol over HTTP
       Given a client of a server with {"api_key": "secret"} that has the key "secret"
       When it completes {"prompt": "The capital of France is", "max_tokens": 1}
       Then it gets " Paris"
-      And without a key /health is answered
+      And without a key /health and /ping are answered
       And without a key its audit, which takes time of the engine, is refused
 
     @R18.8

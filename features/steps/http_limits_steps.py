@@ -217,9 +217,10 @@ def _head(line: str, body: str) -> bytes:
     return f"{line} HTTP/1.1\r\n{headers}\r\n\r\n{body}".encode()
 
 
-@then("without a key /health is answered")
+@then("without a key /health and /ping are answered")
 def health_without_key(client: Client) -> None:
-    assert httpx.get(f"{client.served.url}/health").json() == {"status": "ready"}
+    for path in ("/health", "/ping"):
+        assert httpx.get(client.served.url + path).json() == {"status": "ready"}
     assert httpx.get(f"{client.served.url}/v1/models").status_code == 401
 
 

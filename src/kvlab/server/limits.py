@@ -15,7 +15,7 @@ from kvlab.server.reading import LARGE
 from kvlab.server.serving import Serving
 
 # Need no key: who probes a server has none, and the page asks for it. An audit does, since it takes engine time.
-_OPEN = ("/", "/health", "/version")
+_OPEN = ("/", "/health", "/ping", "/version")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 

@@ -142,6 +142,9 @@ class Lookout:
     async def _read_metrics(self, upstream: Upstream) -> None:
         sent = upstream.sent
         status, page = await self._get(upstream, "/metrics")
+        if self._is_polled and status != 200:
+            router = self._settings.fleet.router
+            raise _Down(f"its /metrics, which fleet.router={router} reads without a key, says {status}")
         lines = kept_lines(page) if status == 200 else b""
         upstream.block_tokens = block_tokens(lines) or BLOCK_TOKENS
         if self._is_polled:
