@@ -26,10 +26,16 @@ Feature: A server that stands in for others
         | and not fewer than min_tokens        | {min: 5, max: 9}   | "min_tokens": 24    | 25    | stop   |
 
     @R26.1
-    Scenario: Log-probabilities of a prompt are no words that it could draw
+    Scenario Outline: Log-probabilities, as <field>, are no words that it could draw
       Given a client of a simulated server of Llama 3.1 8B
-      When it completes {"model": "llama3_1_8b", "prompt": "Hi there", "max_tokens": 1, "prompt_logprobs": 1}
-      Then it is refused with 400 for prompt_logprobs: "a simulated device computes no log-probabilities of a prompt"
+      When it <asks>
+      Then it is refused with 400 for <field>: "a simulated device computes no log-probabilities"
+
+      Examples:
+        | field           | asks |
+        | prompt_logprobs | completes {"model": "llama3_1_8b", "prompt": "Hi there", "max_tokens": 1, "prompt_logprobs": 1} |
+        | logprobs        | completes {"model": "llama3_1_8b", "prompt": "Hi there", "max_tokens": 1, "logprobs": 1} |
+        | top_logprobs    | chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "logprobs": true, "top_logprobs": 1} |
 
     @R26.1
     Scenario: A request with a seed has one answer

@@ -27,7 +27,7 @@ class ServedModel:
     vocab_size: int
     created: int  # seconds since 1970 at which it was loaded
     tokenizer: Tokenizer | None = None
-    has_logprobs: bool = True  # of prompts; a simulated device has none
+    has_logprobs: bool = True  # a simulated device has none
     grammars: Grammars | None = None  # where answers can follow one
     tool_call_parser: str = "auto"  # see TOOL_FORMS
 

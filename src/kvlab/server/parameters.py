@@ -42,6 +42,8 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
     _check(body, model)
     if body.logprobs is not None and body.logprobs > limits.MAX_LOGPROBS:
         raise ApiError(400, f"logprobs={body.logprobs}: at most {limits.MAX_LOGPROBS}", "logprobs")
+    if body.logprobs is not None:
+        _check_logprobs(model, "echo" if body.echo else "logprobs")
     prompts = prompts_of(body)
     ids = [_ids_of(prompt, body, model) for prompt in prompts]
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -50,7 +52,6 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
     sampling = _sampling(body, most, body.logprobs, model)
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-        _check_logprobs(model, "echo")
     names = [name] if len(ids) == 1 else [f"{name}-{number}" for number in range(len(ids))]
     return [_request(body, request_id, prompt, sampling) for request_id, prompt in zip(names, ids, strict=True)]
 
@@ -62,6 +63,8 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= limits.MAX_LOGPROBS:
         raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {limits.MAX_LOGPROBS}", "top_logprobs")
+    if body.logprobs:
+        _check_logprobs(model, "logprobs" if body.top_logprobs is None else "top_logprobs")
     tools = Tools.of(body)
     given = list(body.tools or ()) if tools is not None and tools.choice != "none" else []
     prompt, rendering = _spoken(body, body.messages, given, model)
@@ -234,7 +237,7 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
 
 def _check_logprobs(model: ServedModel, field: str) -> None:
     if not model.has_logprobs:
-        text = "a simulated device computes no log-probabilities of a prompt; leave it out"
+        text = "a simulated device computes no log-probabilities; leave it out"
         raise ApiError(400, f"{field}: {text}", field)
 
 
