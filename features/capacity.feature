@@ -173,6 +173,7 @@ Feature: How many sequences fit
         | memory=16GiB lengths=0           | lengths=0: mean lengths are whole numbers ... such as 256,512               |
         | memory=16GiB lengths=5000        | lengths=5000: a mean length is from 1 to model.max_seq_len=1024             |
         | memory=16GiB kv.blok_size=8      | kv.blok_size=8: unknown; did you mean kv.block_size?                        |
+        | memry=16GiB                      | memry=16GiB: unknown; did you mean memory?                                  |
         | memory=16GiB kv.block_size=8,16  | kv.block_size=8,16: the planner does not sweep: give one value              |
         | model=qwen3_8b executor=cuda memory=80GiB tensor_parallel=4 | executor.tensor_parallel=4: needs the kind of the devices, as hardware=h100_sxm     |
         | model=gemma3_1b tensor_parallel=2 | executor.tensor_parallel=2: gemma3_text has 1 KV heads, which cannot be divided so; 1 would do |

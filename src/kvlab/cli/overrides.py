@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_origin
 
-from kvlab.cli.settings import schema_keys
+from kvlab.cli.settings import OWN_KEYS, schema_keys
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
@@ -105,6 +105,8 @@ def check_key(key: str, value: str) -> None:
         raise ConfigError(key, redacted(key, value), f"unknown to this command; it {_OF_COMMANDS[key]}")
     near = [ALIASES[last]] if last in ALIASES else []
     near += [name for name in settings if name.rpartition(".")[2] == last]
+    own = OWN_KEYS.get()
+    near += get_close_matches(key, own, n=1, cutoff=0.75) if not near else []
     near += get_close_matches(key, [*settings, *sections], n=1) if not near else []
     if not near:
         leaves = {name.rpartition(".")[2]: name for name in settings}
@@ -114,7 +116,8 @@ def check_key(key: str, value: str) -> None:
     else:
         group = key.partition(".")[0]
         known = [name for name in settings if name.startswith(f"{group}.")] if "." in key else []
-        text = f"unknown; known: {', '.join(known or dict.fromkeys(name.partition('.')[0] for name in settings))}"
+        known = known or [name.partition(".")[0] for name in (*own, *settings)]
+        text = f"unknown; known: {', '.join(dict.fromkeys(known))}"
     raise ConfigError(key, redacted(key, value), text)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+#: The settings of the command that runs, beside those of a run: what a key that is neither may have meant.
+OWN_KEYS: ContextVar[tuple[str, ...]] = ContextVar("OWN_KEYS", default=())
 _EXPECTED = {bool: "must be true or false", int: "must be a whole number", float: "is not a number"}
 
 
@@ -127,6 +130,7 @@ def command(
             if {"-h", "--help"} & set(arguments) or not (arguments or bare):
                 print(help_page(page, schema))
                 sys.exit(0 if arguments else 2)
+            own = OWN_KEYS.set(tuple(_types(schema)))
             try:
                 settings, others = read_settings(schema, written_out(arguments))
                 if alone and others:
@@ -139,6 +143,8 @@ def command(
                 fail(f"{where}{error.strerror or error}")
             except KeyboardInterrupt:
                 sys.exit(130)
+            finally:
+                OWN_KEYS.reset(own)
             if code:
                 sys.exit(code)
 
