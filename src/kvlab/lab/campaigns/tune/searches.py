@@ -98,6 +98,11 @@ class ReplicaSearch(LimitSearch):
         self._print_table()
         if limits.holds is None:
             most = max(self.ended)
+            nearest = max(sorted(self.ended), key=lambda value: self.ended[value].metrics[ATTAINMENT])
+            if self.ended[nearest].metrics[ATTAINMENT] > self.ended[most].metrics[ATTAINMENT]:
+                near = f"{self.point(nearest)} comes nearest, {self.shares(nearest)}"
+                more = f"more are not better here: {self.point(most)} has {self.shares(most)}"
+                return [f"none of those tried holds: {near}; {more}; take wider limits, or another fleet.router"]
             has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
             return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
         held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
