@@ -185,6 +185,14 @@ Feature: Traffic of one's own
       Then the command succeeds
       And the message says "a run of kvlab, 4 requests"
 
+    @R27.1
+    Scenario: Samples of a run are requests that have their prompt in common
+      When I run "workload=burst48 workload.samples=3" on a tiny model
+      And I import the run's directory
+      Then the command succeeds
+      And the message says "a run of kvlab, 12 requests"
+      And the trace has 4 prompts, of 3 requests each
+
     @R27.2
     Scenario: A trace need not be imported
       Given a file "moon.jsonl" of Mooncake's trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,13 @@ def hashes_alike(commands: list[Command], traffic: Path, count: int, equal: int)
     assert not set(first[equal:]) & set(second[equal:])
     text = Path(path).read_text()
     assert not any(word in text for word in ("care", "Hi there", "system"))
+
+
+@then(parsers.parse("the trace has {prompts:d} prompts, of {each:d} requests each"))
+def prompts_in_common(commands: list[Command], traffic: Path, prompts: int, each: int) -> None:
+    counts = Counter(tuple(request.hashes or ()) for request in traced(imported(commands)))
+    assert () not in counts
+    assert list(counts.values()) == [each] * prompts
 
 
 @then(parsers.parse("the trace's requests arrive at {times} s"))

@@ -216,15 +216,20 @@ class OwnRun(Importer):
     in_order = False
 
     def requests(self) -> Iterator[TracedRequest]:
-        for record in read_run(Path(self.options.path)).requests():
-            if record.sample:
-                continue
+        records = read_run(Path(self.options.path)).requests()
+        sampled = {record.request_id for record in records if record.sample}
+        for record in records:
+            hashes = None
+            if record.request_id in sampled:  # each sample is a request, and they have the prompt in common
+                size, name = 4 * record.prompt_tokens, f"{record.request_id}\0".encode()
+                hashes = self.options.hasher.text((name * (size // len(name) + 1))[:size])
             yield TracedRequest(
                 record.prompt_tokens,
                 record.arrival_s,
                 len(record.output_token_ids),
+                hashes,
                 finish_reason=record.finish_reason,
-                cached_tokens=record.cached_tokens,
+                cached_tokens=None if record.sample else record.cached_tokens,
                 queue_ms=record.queue_ms,
                 ttft_ms=record.ttft_ms,
                 e2el_ms=record.e2el_ms,
