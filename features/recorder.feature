@@ -81,8 +81,7 @@ Feature: A recorder before a server
 
     @R27.4
     Scenario: A recorder that is killed leaves what it had seen
-      Given a server that answers in whole
-      And a recorder before it, as a process
+      Given a recorder, as a process, before a server that answers in whole
       When a client asks for 5 completions of one prompt through it
       And the recorder is killed
       Then the trace comes to have 5 requests, and one of their prompts again and again

@@ -64,9 +64,7 @@ class Recorded:
                 self.error = error
 
     def lines(self) -> list[TracedRequest]:
-        path = Path(self.recorder.trace.path)
-        has_lines = path.is_file() and path.stat().st_size
-        return [request for _, request in read_trace(str(path))] if has_lines else []
+        return lines_of(Path(self.recorder.trace.path))
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,15 @@ class Recording:
     process: subprocess.Popen[str]
     url: str
     trace: Path
-    upstream: Upstream | None = None
+    upstream: Upstream
 
     def lines(self) -> list[TracedRequest]:
-        has_lines = self.trace.is_file() and self.trace.stat().st_size
-        return [request for _, request in read_trace(str(self.trace))] if has_lines else []
+        return lines_of(self.trace)
+
+
+def lines_of(path: Path) -> list[TracedRequest]:
+    has_lines = path.is_file() and path.stat().st_size
+    return [request for _, request in read_trace(str(path))] if has_lines else []
 
 
 @pytest.fixture
@@ -129,31 +131,17 @@ def recorder_that_asks(opened_recorder: ExitStack, tmp_path: Path) -> Recorded:
     return recorder_before(opened_recorder, tmp_path, "in whole", "upstream")
 
 
-@given("a server that answers in whole", target_fixture="upstream_url")
-def server_alone(opened_recorder: ExitStack) -> str:
-    return upstream_of(opened_recorder, Upstream("in whole"))
-
-
-@given("a recorder before it, as a process", target_fixture="recording")
-def recorder_process(opened_recorder: ExitStack, tmp_path: Path, upstream_url: str) -> Recording:
-    return recording_of(opened_recorder, tmp_path, upstream_url)
-
-
-def recording_of(stack: ExitStack, folder: Path, url: str, upstream: Upstream | None = None) -> Recording:
-    trace = folder / "trace.jsonl"
-    command = (sys.executable, "-m", "kvlab.cli", "record", f"upstream={url}", "port=0", f"to={trace}")
-    pipe = subprocess.PIPE
-    process = stack.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
-    stack.callback(process.kill)
-    assert process.stdout is not None
-    own = process.stdout.readline().split(" at ")[1].split(";")[0]
-    return Recording(process, own, trace, upstream)
-
-
 @given(parsers.parse("a recorder, as a process, before a server that answers {kind}"), target_fixture="recording")
-def recorder_process_before(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recording:
-    upstream = Upstream(kind)
-    return recording_of(opened_recorder, tmp_path, upstream_of(opened_recorder, upstream), upstream)
+def recorder_process(opened_recorder: ExitStack, tmp_path: Path, kind: str) -> Recording:
+    upstream, trace = Upstream(kind), tmp_path / "trace.jsonl"
+    to = (f"upstream={upstream_of(opened_recorder, upstream)}", "port=0", f"to={trace}")
+    command = (sys.executable, "-m", "kvlab.cli", "record", *to)
+    pipe = subprocess.PIPE
+    process = opened_recorder.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+    opened_recorder.callback(process.kill)
+    assert process.stdout is not None
+    url = process.stdout.readline().split(" at ")[1].split(";")[0]
+    return Recording(process, url, trace, upstream)
 
 
 @given("a recorder before no server", target_fixture="recorded")
@@ -184,17 +172,14 @@ def leave(recording: Recording) -> None:
     body = {"prompt": PROMPT, "stream": True}
     with httpx.stream("POST", f"{recording.url}/v1/completions", json=body) as answer:
         next(answer.iter_bytes())
-    assert recording.upstream is not None
     wait_until(lambda: bool(recording.lines()))
     recording.upstream.goes_on.set()
 
 
 @then("the server saw that its client left")
 def was_left(recording: Recording) -> None:
-    upstream = recording.upstream
-    assert upstream is not None
-    wait_until(lambda: upstream.was_left is not None)
-    assert upstream.was_left
+    wait_until(lambda: recording.upstream.was_left is not None)
+    assert recording.upstream.was_left
 
 
 @then(parsers.parse('the trace has the request, which ended by "{reason}", and the recorder logged nothing'))
@@ -271,9 +256,8 @@ def trace_has(recorded: Recorded, count: int) -> None:
 @then(parsers.re(r"the trace has prompts of (?P<prompts>[\d ]+) tokens with outputs of (?P<outputs>[\d ]+)"))
 def trace_counts(recorded: Recorded, prompts: str, outputs: str) -> None:
     wait_until(lambda: recorded.recorder.trace.progress.seen == recorded.generated)
-    lines = recorded.lines()
-    assert [line.prompt_tokens for line in lines] == [int(number) for number in prompts.split()]
-    assert [line.output_tokens for line in lines] == [int(number) for number in outputs.split()]
+    found = [(str(line.prompt_tokens), str(line.output_tokens)) for line in recorded.lines()]
+    assert found == list(zip(prompts.split(), outputs.split(), strict=True))
 
 
 @then("the client had the first part while the server paused")
