@@ -59,7 +59,6 @@ Feature: A proxy before several servers
         | Unequal models             | m n    | fleet.router=random                         | serves n (1000 tokens), and ...m (1000 tokens); one router is for equal models |
         | A router that knows all    | m m    | fleet.router=oracle                         | fleet.router=oracle: with an exact view sees what no proxy can |
         | What no server knows       | m m    | fleet.router=oracle fleet.prefixes=memory   | asks for what is not known behind a proxy: work_tokens |
-        | Metrics that are not told  | m! m!  | fleet.router=load                           | its /metrics, which fleet.router=load reads without a key, says 404 |
         | Events that nobody sends   | m m    | fleet.router=precise                        | needs events=[tcp://...], one for each of upstreams, and tokenizer= |
         | Events that nobody reads   | m m    | events=[tcp://a,tcp://b]                    | are not read by fleet.router=round_robin |
         | A simulated fleet's delays | m m    | fleet.events_ms=5                           | fleet.events_ms=5.0: is of simulated fleets; a proxy has fleet.router |

@@ -147,11 +147,7 @@ def hearing_proxy(standing: ExitStack) -> tuple[str, list[Served]]:
 @given(parsers.parse('servers of "{models}"'), target_fixture="upstream_setting")
 @given('servers of ""', target_fixture="upstream_setting")
 def servers_of(standing: ExitStack, models: str = "") -> list[str]:
-    """Each of one model; of `m!` the metrics are not told."""
-    urls = [
-        standing.enter_context(endpoint(models=[model.rstrip("!")], has_metrics=not model.endswith("!"))).url
-        for model in models.split()
-    ]
+    urls = [standing.enter_context(endpoint(models=[model])).url for model in models.split()]
     return [f"upstreams=[{','.join(urls)}]"] if urls else []
 
 
