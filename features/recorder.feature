@@ -42,6 +42,7 @@ Feature: A recorder before a server
       Examples:
         | what                             | answer                             | asked                              | prompts | outputs |
         | Answers that speak of data:      | in whole, of data:                 | "prompt": "abcd"                   | 1       | 7       |
+        | Answers in gzip                  | in whole, in gzip                  | "prompt": "abcd"                   | 1       | 7       |
         | Streams of CR LF with pings      | in a stream with CR LF and pings   | "prompt": "abcd"                   | 1       | 2       |
         | Samples                          | in whole, with 3 samples           | "prompt": "abcd", "n": 3           | 1 1 1   | 3 3 3   |
         | Samples cut at their limit       | in whole, with 3 samples, cut      | "prompt": "abcd", "n": 3, "max_tokens": 2 | 1 1 1 | 2 2 5 |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -78,8 +79,9 @@ class Upstream:
             status, body = 400, '{"error": {"message": "no"}}'
         elif self.kind == "with HTML":
             body, content = "<html>A proxy's page</html>", "text/html"
-        self.sent = body.encode()
-        return web.Response(body=self.sent, status=status, content_type=content)
+        self.sent = gzip.compress(body.encode()) if "gzip" in self.kind else body.encode()
+        headers = {"Content-Encoding": "gzip"} if "gzip" in self.kind else {}
+        return web.Response(body=self.sent, status=status, content_type=content, headers=headers)
 
     def _whole(self) -> dict[str, Any]:
         count = next((int(word) for word in self.kind.split() if word.isdecimal()), 0)

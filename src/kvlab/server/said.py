@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 #: The status of a request whose client left before it was answered, as nginx writes it.
 LEFT = 499
+_GZIP, _GZIP_BITS = b"\x1f\x8b", 31
+_LARGEST = 64 << 20  # bytes of an answer that was compressed
 
 
 @dataclass(slots=True)
@@ -83,10 +86,14 @@ class Said:
 
 
 def said_of(exchange: Exchange) -> Said:
-    """What the answer says: one JSON object, or events with one in each `data:`."""
+    """What the answer says: one JSON object, which gzip may have compressed, or events with one in each `data:`."""
     said = Said()
-    if b"".join(part for _, part in exchange.parts[:2]).lstrip()[:1] == b"{":
-        said.take(b"".join(part for _, part in exchange.parts))
+    begin = b"".join(part for _, part in exchange.parts[:2]).lstrip()
+    if begin[:1] == b"{" or begin[:2] == _GZIP:
+        whole = b"".join(part for _, part in exchange.parts)
+        with suppress(zlib.error):  # cut
+            whole = zlib.decompressobj(_GZIP_BITS).decompress(whole, _LARGEST) if begin[:2] == _GZIP else whole
+        said.take(whole)
         return said
     held, has_data = b"", False
     for at_s, part in [*exchange.parts, *((at_s, b"\n") for at_s, _ in exchange.parts[-1:])]:
