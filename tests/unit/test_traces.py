@@ -288,5 +288,5 @@ def test_text_of_a_spreadsheet_that_is_not_utf_8_is_named(tmp_path: Path) -> Non
 
 def test_a_table_in_parquet_is_told_what_is_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"time": [1.0], "prompt_tokens": [7]}), tmp_path / "a.parquet")
-    with pytest.raises(WorkloadError, match="makes one of CSV or JSON lines, and of no other Parquet"):
+    with pytest.raises(WorkloadError, match="is no trace of kvlab; kvlab import FILE makes one of other formats"):
         read_header(str(tmp_path / "a.parquet"))

@@ -45,15 +45,16 @@ CSV_FORMATS = {
 
 
 class Place(NamedTuple):
-    """A line of a file."""
+    """A line of a file, or a `part` of one without lines, as a row of Parquet."""
 
     path: str | None
     line: int
+    part: str = "line"
 
     def error(self, reason: str, column: str | None = None) -> WorkloadError:
         """What is wrong with the line, or with one column of it."""
         where = f", column {shown(column)}" if column else ""
-        return WorkloadError(f"{shown(self.path)}, line {self.line}{where}: {reason}")
+        return WorkloadError(f"{shown(self.path)}, {self.part} {self.line}{where}: {reason}")
 
     def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
         """A number of tokens. Raises WorkloadError for anything else."""
