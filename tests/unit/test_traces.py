@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[str, str | bytes, str]] = {
     "a time of truth": ("mooncake", mooncake((True, 1, 1, [0])), "column timestamp: True; expected a number"),
     "a time beyond all": ("timed_trace", mooncake((10**400, 1, 1, [0])), "expected a number of seconds"),
     "a list as length": ("mooncake", mooncake((0, [1], 1, [0])), "column input_length: [1]; expected"),
-    "no output": ("mooncake", mooncake((0, 1, 0, [0])), "column output_length: 0; expected a"),
+    "no output": ("mooncake", mooncake((0, 1, 0, [0])), "; kvlab import makes a trace without requests of 0"),
     "backwards": (
         "mooncake",
         mooncake((1000, 1, 1, [0]), (3000, 1, 1, [0]), (2500, 1, 1, [0])),
