@@ -161,6 +161,7 @@ Feature: Traffic of one's own
         | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
         | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
         | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
+        | A table without names      | 1,7                | 2,7              | columns.prompt_tokens=7 | own.csv, line 1: numbers alone; expected the names of the columns in the first line, as arrival, |
         | A cell of several lines    | time,prompt_tokens | 1,"7             | sort=false | line 2: a cell in quotes does not end in this line |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |

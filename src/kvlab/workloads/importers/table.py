@@ -128,6 +128,9 @@ class TableImporter(Importer):
                 cells = csv_cells(line, delimiter)
             except ValueError as error:
                 raise place.error(f"{error}; expected a line of a CSV file") from error
+            if not names and all(re.fullmatch(r"[-+.\d]+", cell) for cell in cells):
+                text = "numbers alone; expected the names of the columns in the first line, as"
+                raise place.error(f"{text} arrival,prompt_tokens,output_tokens")
             if not names:
                 names += cells
             elif len(cells) != len(names):
