@@ -162,17 +162,13 @@ def log_of_three(traffic: Path, name: str) -> None:
     tokens = [(7, 1), (8, 2), (9, 3)]
     if name == "naive.parquet":
         times = [time.replace(tzinfo=None) for time in times]
-    if name == "deep.parquet":
-        usage = [{"prompt_tokens": prompt, "completion_tokens": output} for prompt, output in tokens]
-        rows: list[dict[str, Any]] = [
-            {"id": "a", "created_at": Decimal(f"{time.timestamp():.1f}"), "usage": used}
-            for time, used in zip(times, usage, strict=True)
-        ]
-    else:
-        rows = [
-            {"created_at": time, "input_tokens": prompt, "output_tokens": float(output)}
-            for time, (prompt, output) in zip(times, tokens, strict=True)
-        ]
+    rows: list[dict[str, Any]] = []
+    for time, (prompt, output) in zip(times, tokens, strict=True):
+        if name == "deep.parquet":
+            usage = {"prompt_tokens": Decimal(prompt), "completion_tokens": output}
+            rows.append({"id": "a", "request": {"created_at": time}, "usage": usage})
+        else:
+            rows.append({"created_at": time, "input_tokens": prompt, "output_tokens": float(output)})
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), traffic / name)
     else:

@@ -75,12 +75,14 @@ def read_table(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             ]
             for row in pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
                 number += 1
-                yield number, {name: _plain(value) for name, value in row.items()}
+                yield number, _plain(row)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(own) for name, own in value.items()}
     if isinstance(value, date):  # datetime too
         return value.isoformat()
     if isinstance(value, Decimal):
