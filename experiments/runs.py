@@ -14,9 +14,11 @@ from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 
-#: The simulated device of experiments on scheduling and on the cache. The cost of the host is an assumption.
+#: The simulated device of experiments on scheduling and on the cache. The cost of the host is an assumption. With
+#: framework=kvlab the pool has what vLLM's start would keep of it.
 SIMULATED_L4 = (
     "executor=simulated",
+    "framework=kvlab",
     "hardware=l4",
     "tracking=off",
     "model=qwen3_8b",

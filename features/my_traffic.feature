@@ -123,6 +123,22 @@ Feature: Traffic of one's own
       And nothing is said of "not read"
 
     @R27.2
+    Scenario Outline: A table may be <what>
+      Given a log of three requests as "<file>"
+      When I import "<file>"
+      Then the trace's requests arrive at 0, 1.5, 2 s
+      And the message says "24 prompt tokens, 6 output tokens"
+      And the message says "run it"
+
+      Examples:
+        | what                          | file         |
+        | Parquet with times            | zone.parquet |
+        | Parquet with times of no zone | naive.parquet |
+        | Parquet with fields in fields | deep.parquet |
+        | a JSON list                   | list.json    |
+        | a JSON list in many lines     | pretty.json  |
+
+    @R27.2
     Scenario: Thousands may be apart
       Given a file "own.csv" with "prompt_tokens,output_tokens" and "1,833",7; "2,001,833","1,000"
       When I import "own.csv"
@@ -151,6 +167,7 @@ Feature: Traffic of one's own
         | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
         | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
         | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
+        | A table without names      | 1,7                | 2,7              | columns.prompt_tokens=7 | own.csv, line 1: numbers alone; expected the names of the columns in the first line, as arrival, |
         | A cell of several lines    | time,prompt_tokens | 1,"7             | sort=false | line 2: a cell in quotes does not end in this line |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
@@ -168,13 +185,14 @@ Feature: Traffic of one's own
         | what                          | file    | text | message |
         | a report without its requests | g.json  | {"guidellm_version": 1} | g.json: has no 'benchmarks'; expected a report of GuideLLM |
         | a report that is cut off      | g.json  | {"guidellm_version": 1, | g.json: cannot be read: |
-        | a request without its facts   | p.json  | [{"start_time": 1, "end_time": 2}] | p.json: has no 'info'; expected inference-perf's |
+        | a request without its facts   | p.json  | [{"start_time": 1, "end_time": 2, "info": {}}] | p.json: has no 'input_tokens'; expected inference-perf's |
+        | an item that is no request    | own.json | [{"time": 1, "prompt_tokens": 7}, 8] | own.json, item 2: not a JSON object; expected a JSON object with a request |
         | a span without its time       | o.json  | {"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]} | line 1: has no 'startTimeUnixNano'; expected spans in OTLP's JSON |
         | a line of another format      | d.jsonl | {"schema": "dynamo.request.trace.v1"}; oops | d.jsonl, line 2: |
         | a number that is text         | p.json  | [{"start_time": 1, "end_time": 2, "info": {"input_tokens": "7", "output_tokens": 1}}] | p.json: a prompt of '7' tokens; expected inference-perf's |
         | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
         | blocks without tokens         | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 0, "input_length": 7, "input_sequence_hashes": []}}} | d.jsonl, line 1: |
-        | a line that is no JSON        | own.jsonl | {"time": 1, "prompt_tokens": 7}; oops | own.jsonl, line 2: Expecting value (character 1); expected a line |
+        | a line that is no JSON        | own.jsonl | {"time": 1, "prompt_tokens": 7}; oops | own.jsonl, line 2: Expecting value (character 1); expected a JSON object with a request |
         | a file that is packed otherwise | own.csv.bz2 | BZh9 | own.csv.bz2: is packed by bzip2; unpack it, or save it as CSV |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 

@@ -12,7 +12,7 @@ Feature: More than one process
 
       Examples:
         | settings                                                                  |
-        | kv=contiguous model=llama_tiny                                            |
+        | kv=contiguous model=llama_tiny attention=sdpa                             |
         | kv.num_blocks=6 scheduler.max_batched_tokens=48 scheduler.admission_reserve=0 |
 
     @R31.2

@@ -1,6 +1,6 @@
 """What was predicted beside what llm-d measured: tables, verdicts and a picture.
 
-    python -m experiments.fleet_vs_llm_d.compare llm_d_73_capacity.csv
+    python -m experiments.fleet_vs_llm_d.compare llm_d_73_capacity.csv [--open 800]
 
 The file has a row for each stage and router: requests_per_s, router, output_tokens_per_s, completed_per_s,
 ttft_p90_s, ttft_mean_s, itl_mean_s.
@@ -37,9 +37,9 @@ def read_measured(path: Path) -> Cells:
     }
 
 
-def read_predicted() -> tuple[Cells, dict[str, dict[str, float]]]:
-    """The predicted cells, and what each router's file says beside them."""
-    files = {router: PREDICTED / f"{router}.json" for router in ROUTERS}
+def read_predicted(mark: str) -> tuple[Cells, dict[str, dict[str, float]]]:
+    """The predicted cells, and what each router's file says beside them. `mark`: in the files' names."""
+    files = {router: PREDICTED / f"{router}{mark}.json" for router in ROUTERS}
     runs = {router: json.loads(file.read_text()) for router, file in files.items() if file.exists()}
     return {
         (stage["requests_per_s"], router): stage for router, run in runs.items() for stage in run["stages"]
@@ -139,12 +139,15 @@ def main() -> None:
     """Print tables and verdicts; write curves.png."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path)
-    measured = read_measured(parser.parse_args().measured)
-    predicted, runs = read_predicted()
+    parser.add_argument("--open", type=int, help="as in run.py; draws nothing")
+    options = parser.parse_args()
+    measured = read_measured(options.measured)
+    predicted, runs = read_predicted(f"_open_{options.open}" if options.open else "")
     print("\n".join(tables(measured, predicted)))
     print("\n" + "\n".join(verdicts(measured, predicted, {run["pool_tokens"] for run in runs.values()})))
     print(f"{sum(run['cpu_s'] for run in runs.values()):.0f} CPU s for {len(predicted)} cells")
-    draw(measured, predicted).savefig(Path(__file__).parent / "curves.png")
+    if options.open is None:
+        draw(measured, predicted).savefig(Path(__file__).parent / "curves.png")
 
 
 if __name__ == "__main__":

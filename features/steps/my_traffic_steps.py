@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pytest_bdd import given, parsers, then, when
 
@@ -157,6 +161,26 @@ def file_of_others(traffic: Path, name: str) -> None:
 @given(parsers.re(r'a file "(?P<name>\S+)" with "(?P<names>)" and (?P<rows>.*)'))
 def file_with(traffic: Path, name: str, names: str, rows: str) -> None:
     (traffic / name).write_text("\n".join([*([names] if names else []), *rows.split("; ")]) + "\n")
+
+
+@given(parsers.parse('a log of three requests as "{name}"'))
+def log_of_three(traffic: Path, name: str) -> None:
+    times = [datetime(2026, 11, 20, 9, 0, second, 500000 * half, UTC) for second, half in ((0, 0), (1, 1), (2, 0))]
+    tokens = [(7, 1), (8, 2), (9, 3)]
+    if name == "naive.parquet":
+        times = [time.replace(tzinfo=None) for time in times]
+    rows: list[dict[str, Any]] = []
+    for time, (prompt, output) in zip(times, tokens, strict=True):
+        if name == "deep.parquet":
+            usage = {"prompt_tokens": Decimal(prompt), "completion_tokens": output}
+            rows.append({"id": "a", "request": {"created_at": time}, "usage": usage})
+        else:
+            rows.append({"created_at": time, "input_tokens": prompt, "output_tokens": float(output)})
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), traffic / name)
+    else:
+        text = json.dumps(rows, default=datetime.isoformat, indent=2 if name == "pretty.json" else None)
+        (traffic / name).write_text(text)
 
 
 @when(parsers.re(r'I import "(?P<name>[^"]+)"'))

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.orders import benchmark as orders
+from experiments.retention import benchmark as retention
+from experiments.runs import configure
+from kvlab.lab.run.plan import plan_run
 from tests.support.forked import ROOT
 
 PAGES = sorted((ROOT / "experiments").glob("*/README.md"))
@@ -28,3 +32,9 @@ def test_its_commands_and_pictures_exist(page: Path) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
     for picture in re.findall(r"!\[[^]]*]\(([^)]+)\)", text):
         assert (page.parent / picture).stat().st_size < 200_000, picture
+
+
+@pytest.mark.parametrize("device", [orders.DEVICE, retention.DEVICE], ids=["orders", "retention"])
+def test_its_simulated_device_holds_its_pool(device: tuple[str, ...]) -> None:
+    """What is planned beside a pool grows with what a framework is found to take."""
+    assert plan_run(configure(list(device))).pool.num_blocks in (2048, 2177)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from kvlab.kv.view import CacheView
 from kvlab.lab.run.profile import Part, Profiler, timed, timed_ops
 from kvlab.models.config import attention_specs
 from kvlab.models.decoder import Decoder
-from kvlab.models.layers import ResidualNorm
+from kvlab.models.layers import AttentionPart, MlpPart, ResidualNorm
 from kvlab.models.ops.base import LayerPart, StepContext
 from kvlab.models.ops.cpu_layers import NativeStack
 from kvlab.models.ops.cpu_ops import CpuOps
@@ -151,6 +151,49 @@ def test_a_part_that_is_unknown_runs_one_by_one(models: Callable[[str], TinyMode
     found, expected = (torch.cat(logits_in_steps(decoder, TEXTS, STEPS, "bfloat16")) for decoder in (other, plain))
     assert found.isfinite().all()
     assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_what_attention_and_mlp_give_is_part_of_a_sum(
+    models: Callable[[str], TinyModel], variant: str, dtype: str
+) -> None:
+    """Of two processes that have the same: all is doubled, also where few rows are left."""
+    model = models(variant)
+    read = partial(read_decoder, model.config, model.directory, dtype)
+    after = {AttentionPart, MlpPart}
+    doubled = read(
+        OtherLayers(lambda parts: [*chain(*([p, Doubled()] if type(p) in after else [p] for p in parts))])
+    )
+    summed = read(CpuOps())
+    assert doubled._stack is None
+    assert isinstance(summed._stack, NativeStack)
+    summed._stack.sum_with(lambda x: x.mul_(2))
+    for texts, steps in ((TEXTS, STEPS), (TEXTS[1:2], [[80]])):
+        found, expected = (torch.cat(logits_in_steps(each, texts, steps, dtype)) for each in (summed, doubled))
+        assert torch.equal(found, expected)
+    few, all_rows = RowsAlone(summed, [3, 41]), RowsAlone(doubled, [3, 41])
+    for each in (few, all_rows):
+        logits_in_steps(each, TEXTS[1:2], [[80]], dtype)  # type: ignore[arg-type]
+    assert torch.equal(few.found, all_rows.found)
+
+
+def test_a_sum_that_fails_ends_the_step(models: Callable[[str], TinyModel]) -> None:
+    decoder = read_decoder(models("qwen3").config, models("qwen3").directory, "bfloat16", CpuOps())
+    calls: list[int] = []
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        if len(calls) == 2:
+            raise ConnectionError("a rank has ended")
+        return x
+
+    assert decoder._stack is not None
+    decoder._stack.sum_with(add)
+    with pytest.raises(ConnectionError, match="a rank has ended"):
+        logits_in_steps(decoder, [[1, 2, 3]], [[3]], "bfloat16")
+    assert len(calls) == 2
+    logits_in_steps(decoder, [[1, 2, 3]], [[3]], "bfloat16")  # and no other
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from experiments.simulated_vs_silicon.calibration import LEFT_OUT, coverage
+from experiments.simulated_vs_silicon.calibration import LEFT_OUT, intervals
 from experiments.simulated_vs_silicon.results import RESULTS
 from kvlab.simulation import accuracy
 from kvlab.simulation.accuracy import FEWEST, FIGURES, Case, HeldOut, held_out, how_sure, interval, sentence
@@ -28,7 +28,7 @@ def test_the_errors_are_those_of_the_comparison() -> None:
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.parametrize("left", LEFT_OUT)
 def test_intervals_hold_nine_of_ten_that_they_were_not_made_of(figure: str, left: str) -> None:
-    held = coverage(held_out(), LEFT_OUT[left], figure)
+    held = [is_held for is_held, _ in intervals(held_out(), LEFT_OUT[left], figure)]
     assert 0.85 <= sum(held) / len(held) <= 0.97
 
 
@@ -65,11 +65,19 @@ def test_a_figure_is_told_with_what_it_is_worth() -> None:
 
 
 def test_errors_are_never_more_than_all_of_it() -> None:
-    rows = [HeldOut(HERE._replace(device="l40s"), 0, error, error) for error in (-0.7, *[0.0] * FEWEST, 2.0)]
+    errors = (*[-0.7] * 2, *[0.0] * (FEWEST - 4), *[2.0] * 2)
+    rows = [HeldOut(HERE._replace(device="l40s"), 0, error, error) for error in errors]
     found = interval(HERE, "tpot", rows)
     assert found is not None
     assert -1 < found.low < -0.7
     assert found.high > 2
+
+
+def test_one_in_ten_that_came_out_otherwise_decides_no_interval() -> None:
+    rows = [HeldOut(HERE, 0, error, error) for error in (*[0.01, 0.02, 0.03] * 12, 1.0, 1.1, 1.5, -0.6)]
+    found = interval(HERE, "tpot", rows)
+    assert found is not None
+    assert (0 <= found.low <= 0.01, found.within < 0.05) == (True, True)
 
 
 def test_devices_that_were_measured_and_not() -> None:

@@ -7,7 +7,7 @@ kvlab run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=record
 
 The format is recognised: Azure's, BurstGPT's, Mooncake's, Dynamo's and vLLM's traces, vLLM's log, OpenTelemetry's
 spans, requests of OpenAI's API, results of vllm bench serve, AIPerf, GuideLLM and inference-perf, runs of kvlab,
-and tables of one's own (CSV or JSON lines). Text is hashed with a secret and not kept.
+and tables of one's own (CSV, JSON or Parquet). Text is hashed with a secret and not kept.
 Of a table, columns.arrival=NAME says which column has the times where its name does not, and so do columns.
 prompt_tokens, output_tokens, session, blocks, cached_tokens, ttft_ms and e2el_ms.
 """

@@ -1,8 +1,8 @@
 """Ranks: processes that compute a model together. This one is rank 0, and has ledger, scheduler and sampler.
 
 Rank 0 tells the others each call of the model and each copy of blocks as plain data, then makes the call itself.
-Within it they exchange through `torch.distributed`: gloo, or NCCL on GPUs; small tensors on CPUs through memory
-that they share. A rank that ends or does not answer ends them all.
+Within it they exchange through `torch.distributed`: gloo, or NCCL on GPUs; on CPUs through memory that they share,
+all but large tensors that rank 0 gathers. A rank that ends or does not answer ends them all.
 """
 
 from __future__ import annotations
@@ -81,9 +81,11 @@ class RankGroup(Ranks):
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        if self._memory is not None and x.nbytes <= MOST_BYTES:
-            return torch.sum(self._memory.exchange(x), dim=0, out=x)
-        self._group.allreduce([x]).wait()
+        if self._memory is None:
+            self._group.allreduce([x]).wait()
+            return x
+        for piece in torch.split(x.view(-1), MOST_BYTES // x.element_size()):
+            torch.sum(self._memory.exchange(piece), dim=0, out=piece)
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-MOST_BYTES = 2**18  # of a rank's tensor; larger ones, of long prompts, go through gloo
+MOST_BYTES = 2**18  # of a rank's tensor
 _LINE = 64  # bytes of a processor's cache line: a rank's count has one of its own
 _LOOKS = 2_000  # at the others' counts, about 0.1 ms, before the core is left to others for a moment
 _PAUSE_S = 5e-5

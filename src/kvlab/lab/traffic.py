@@ -17,12 +17,12 @@ from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import (
-    MARK,
     PARQUET,
     UNKNOWN,
     Header,
     TracedRequest,
     is_parquet,
+    is_trace,
     read_header,
     read_trace,
     write_trace,
@@ -75,7 +75,8 @@ class _Counts:
     def asking(self, importer: Importer) -> Iterator[TracedRequest]:
         """The requests that ask for something: with a prompt, and with an output unless that is not known."""
         for number, request in enumerate(importer.requests(), 1):
-            where = f"request {number}" if importer.place is None else f"in line {importer.place.line}"
+            place = importer.place
+            where = f"request {number}" if place is None else f"in {place.part} {place.line}"
             if request.prompt_tokens and request.output_tokens != 0:
                 if request.arrival_s is None:
                     self.untimed = self.untimed or where
@@ -141,7 +142,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     """
     is_run = Path(file).is_dir()
     head = "" if is_run else read_head(file)
-    if is_parquet(file) or head.startswith(f'{{"{MARK}"'):
+    if not is_run and is_trace(file):
         return _as_parquet_or_lines(file, settings)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)
@@ -240,6 +241,8 @@ class OwnRun(Importer):
 def _recognised(file: str, head: str) -> type[Importer]:
     """Raises ConfigError where no format is recognised."""
     names = IMPORTERS.names()
+    if is_parquet(file):
+        return IMPORTERS.get("table")
     for name in sorted(names, key=lambda name: name == "table"):  # which knows least of its files
         if IMPORTERS.get(name).recognises(head):
             return IMPORTERS.get(name)

@@ -104,7 +104,8 @@ class SplitDecoder(Decoder):
         self._tokens = vocabulary_part(config.vocab_size, ranks.rank, ranks.size)
         self._own_rows, self._embed = self._embed, self._look_up
         self._layers = [tuple(_summed(part, ranks) for part in layer) for layer in self._layers]
-        self._stack = None  # between its parts the ranks exchange
+        if self._stack is not None:
+            self._stack.sum_with(ranks.add)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.lines import json_object, read_lines
+from kvlab.workloads.lines import json_object, read_head, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.traces import Place, are_ids
 
@@ -187,15 +187,25 @@ def is_parquet(path: str) -> bool:
         return False
 
 
+def is_trace(path: str) -> bool:
+    """Whether a file is a trace of kvlab, of whatever version. Raises WorkloadError where it cannot be read."""
+    if is_parquet(path):
+        from kvlab.workloads.trace_parquet import read_first_line
+
+        return bool(read_first_line(path))
+    return read_head(path).startswith(f'{{"{MARK}"')
+
+
 def _read(path: str, block_tokens: int, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:
+    part = "line"
     if is_parquet(path):
         from kvlab.workloads.trace_parquet import read_rows
 
-        rows = read_rows(path, names)
+        rows, part = read_rows(path, names), "row"
     else:
         rows = _json_rows(path, names)
     for number, row in rows:
-        place, request = Place(path, number), TracedRequest(**row)
+        place, request = Place(path, number, part), TracedRequest(**row)
         try:
             request.check(block_tokens)
         except ValueError as error:
@@ -230,8 +240,7 @@ def _header(place: Place, line: bytes) -> Header:
         what = (
             f"is of version {shown(version)}, and this kvlab reads {VERSION}" if version else "is no trace of kvlab"
         )
-        others = "CSV or JSON lines, and of no other Parquet" if is_parquet(place.path or "") else "other formats"
-        raise place.error(f"{what}; kvlab import FILE makes one of {others}")
+        raise place.error(f"{what}; kvlab import FILE makes one of other formats")
     block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
     values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
     unknown = values.get("unknown", ())

@@ -1,8 +1,12 @@
-"""Traces as Parquet: the fields of requests as columns, the header in the metadata (docs/reference/trace.md)."""
+"""Traces as Parquet: the fields of requests as columns, the header in the metadata (docs/reference/trace.md). And
+tables of others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,6 +58,36 @@ def read_first_line(path: str) -> bytes:
     """What the first line of the trace would be, b"" where it is none. Raises WorkloadError."""
     metadata: dict[bytes, bytes] = _opened(path).schema_arrow.metadata or {}
     return metadata.get(_KEY, b"")
+
+
+def read_table(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of any Parquet file, numbered from 1 on: times as text in ISO 8601, to the microsecond, and decimal
+    numbers as whole ones where they are. Raises WorkloadError.
+    """
+    number = 0
+    try:
+        for batch in _opened(path).iter_batches(_ROWS):
+            columns = [
+                column.cast(pa.timestamp("us", column.type.tz), safe=False)
+                if pa.types.is_timestamp(column.type)
+                else column
+                for column in batch.columns
+            ]
+            for row in pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
+                number += 1
+                yield number, _plain(row)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(own) for name, own in value.items()}
+    if isinstance(value, date):  # datetime too
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value
 
 
 def read_rows(path: str, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -27,6 +27,7 @@ _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _TOKEN_COUNT = re.compile(r"\d{1,18}(\.0*)?", re.ASCII)
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)  # 1,833, as tables are written for people
 _TOKENS = "a whole number of tokens, from {} to {}"
+_NOTHING = "; kvlab import makes a trace without requests of 0 tokens"
 
 
 class Columns(NamedTuple):
@@ -45,18 +46,19 @@ CSV_FORMATS = {
 
 
 class Place(NamedTuple):
-    """A line of a file."""
+    """A line of a file, or a `part` of one without lines, as a row of Parquet."""
 
     path: str | None
     line: int
+    part: str = "line"
 
     def error(self, reason: str, column: str | None = None) -> WorkloadError:
         """What is wrong with the line, or with one column of it."""
         where = f", column {shown(column)}" if column else ""
-        return WorkloadError(f"{shown(self.path)}, line {self.line}{where}: {reason}")
+        return WorkloadError(f"{shown(self.path)}, {self.part} {self.line}{where}: {reason}")
 
-    def tokens(self, value: object, column: str, *, least: int = 1, most: int) -> int:
-        """A number of tokens. Raises WorkloadError for anything else."""
+    def tokens(self, value: object, column: str, *, least: int = 1, most: int, hint: str = "") -> int:
+        """A number of tokens. Raises WorkloadError for anything else, for 0 with a `hint`."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # pandas again, in JSON
         if isinstance(value, str) and _THOUSANDS.fullmatch(value):
@@ -64,7 +66,8 @@ class Place(NamedTuple):
         if isinstance(value, str) and _TOKEN_COUNT.fullmatch(value):
             value = int(value.partition(".")[0])  # pandas writes 7.0 where a column has gaps
         if type(value) is not int or not least <= value <= most:
-            raise self.error(f"{shown(value, repr)}; expected {_TOKENS.format(least, most)}", column)
+            text = f"{shown(value, repr)}; expected {_TOKENS.format(least, most)}{hint if value == 0 else ''}"
+            raise self.error(text, column)
         return value
 
     def seconds(self, value: object, column: str, what: str, read: Callable[[Any], float]) -> float:
@@ -137,8 +140,8 @@ def csv_rows(
             place,
             place.seconds(row[columns.time], columns.time, time, seconds) if columns.time else 0.0,
             columns.time or "",
-            place.tokens(row[columns.prompt], columns.prompt, least=least, most=MAX_PROMPT_TOKENS),
-            place.tokens(row[columns.output], columns.output, least=least_output, most=MAX_WHOLE),
+            place.tokens(row[columns.prompt], columns.prompt, least=least, most=MAX_PROMPT_TOKENS, hint=_NOTHING),
+            place.tokens(row[columns.output], columns.output, least=least_output, most=MAX_WHOLE, hint=_NOTHING),
             conversation=row.get("Session ID") or None,
         )
 
@@ -188,7 +191,9 @@ def json_rows(config: WorkloadConfig, least: int = 1, *, unit_s: float) -> Itera
         for name in _JSON_FIELDS:
             if name not in row:
                 raise place.error(f"is missing; {_wanted(config.source)}", name)
-        prompt = place.tokens(row["input_length"], "input_length", least=least, most=MAX_PROMPT_TOKENS)
+        prompt = place.tokens(
+            row["input_length"], "input_length", least=least, most=MAX_PROMPT_TOKENS, hint=_NOTHING
+        )
         ids, blocks = row["hash_ids"], -(-prompt // config.block_tokens)
         if not are_ids(ids):
             raise place.error(f"{shown(ids, repr)}; expected a list of whole numbers below 2**64", "hash_ids")
@@ -202,7 +207,7 @@ def json_rows(config: WorkloadConfig, least: int = 1, *, unit_s: float) -> Itera
             place.seconds(row["timestamp"], "timestamp", time, _number) * unit_s,
             "timestamp",
             prompt,
-            place.tokens(row["output_length"], "output_length", least=least, most=MAX_WHOLE),
+            place.tokens(row["output_length"], "output_length", least=least, most=MAX_WHOLE, hint=_NOTHING),
             tuple(ids),
             str(row["session_id"]) if "session_id" in row else None,
         )

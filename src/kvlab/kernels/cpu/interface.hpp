@@ -91,6 +91,8 @@
                                   up] and the gated; whichever is wider, room for whole tiles of tokens */     \
     FIELD(double*, times)      /* null, or room for the time at which each timed operation begins and the last \
                                   one ends, in seconds */                                                      \
+    FIELD(float*, sums)       /* [tokens, hidden], of a model that is divided among processes, or null */      \
+    FIELD(const void*, sum)   /* int (int64_t count): to `delta` what all processes have in `sums`, 0 if so */ \
     FIELD(int, tokens)                                                                                         \
     FIELD(int, num_sampled) /* `tokens`, or fewer by a tile at least */                                        \
     FIELD(int, hidden)                                                                                         \

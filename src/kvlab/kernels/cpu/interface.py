@@ -99,7 +99,7 @@ class LayersStep(ctypes.Structure):
         ("rows", ctypes.c_int64),
         *((name, _pointer) for name in ("positions", "slot_mapping", "block_tables", "places")),
         *((name, _pointer) for name in ("seq_lens", "query_start", "sampled")),
-        *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times")),
+        *((name, _pointer) for name in ("residual", "delta", "normed", "scratch", "times", "sums", "sum")),
         *((name, _int) for name in ("tokens", "num_sampled", "hidden", "num_sequences", "table_width")),
         *((name, _int) for name in ("block_size", "key_format", "value_format", "element_bytes", "threads")),
     )

@@ -15,6 +15,9 @@
 //
 // Behind the last ATTENTION no token needs another one: only the rows that are sampled go on, and all tensors have those
 // rows alone.
+//
+// Where the model is divided among processes, what ATTENTION and MLP give is a part of a sum. It is in float32, and rounded
+// once it is whole, as in one process.
 
 #include "interface.hpp"
 #include "kv_formats.hpp"
@@ -58,6 +61,8 @@ public:
           times(step.times),
           tokens(step.tokens) {}
 
+    bool failed = false;  // to sum: nothing more can be computed
+
     void input_norm(const Norm& norm, bool in_tiles) {
         timed([&] { normalize(norm, nullptr, residual, normed, in_tiles); });
     }
@@ -87,7 +92,7 @@ public:
                     std::copy_n(residual + step.sampled[row] * step.hidden, step.hidden, &taken[row * step.hidden]);
                 std::copy_n(taken.get(), int64_t(tokens) * step.hidden, residual);
             }
-            multiply(part.out, attended, in_tiles, delta);
+            multiply_into_delta(part.out, attended, in_tiles);
         });
     }
 
@@ -99,7 +104,7 @@ public:
             kvlab_linear_gated(normed, in_tiles ? IN_TILES : wide.inputs, tokens, &wide, part.gelu, gate_up, gated,
                                in_tiles, step.threads);
         });
-        timed([&] { multiply(part.down, gated, in_tiles, delta); });
+        timed([&] { multiply_into_delta(part.down, gated, in_tiles); });
     }
 
     void end() {
@@ -130,6 +135,13 @@ private:
 
     void multiply(const LinearWeight& weight, const Element* x, bool in_tiles, Element* out) const {
         kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, out, false, step.threads);
+    }
+
+    void multiply_into_delta(const LinearWeight& weight, const Element* x, bool in_tiles) {
+        if (!step.sum) return multiply(weight, x, in_tiles, delta);
+        kvlab_linear(x, in_tiles ? IN_TILES : weight.inputs, tokens, &weight, step.sums, true, step.threads);
+        const auto sum = reinterpret_cast<int (*)(int64_t)>(const_cast<void*>(step.sum));
+        failed = sum(int64_t(tokens) * step.hidden) != 0;
     }
 
     void normalize(const Norm& norm, const Element* x, float* added_to, Element* out, bool in_tiles) const {
@@ -183,7 +195,7 @@ void run_parts(const LayerPart* parts, int count, const LayersStep& step) {
     Run<Element> run(step);
     int last = count - 1;  // attention
     while (last >= 0 && parts[last].kind != ATTENTION) --last;
-    for (int index = 0; index < count; ++index) {
+    for (int index = 0; index < count && !run.failed; ++index) {
         const LayerPart& part = parts[index];
         const auto& norm = *static_cast<const Norm*>(part.at);  // if it is one
         const bool next_in_tiles = index + 1 < count && reads_tiles(parts[index + 1]);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,6 +32,9 @@ TIMED = {
     PartKind.ATTENTION: ("qkv", "rotate_and_store", "attention", "out"),
     PartKind.MLP: ("gate_up", "down"),
 }
+
+
+_Sum = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 
 
 class NativePart(NamedTuple):
@@ -66,8 +69,26 @@ class Layers:
         self._width = max(part.scratch_width for part in parts)  # the parts use the same scratch memory in turn
         self._memory = torch.empty(0)
         self._attend = any(part.kind is PartKind.ATTENTION for part in parts)
+        self._sum: ctypes._FuncPointer = _Sum()  # null: what a part gives is whole
+        self._sums = torch.empty(0)
+        self._failure: BaseException | None = None
         #: Of each operation that is timed.
         self.timed = tuple(name for part in parts for name in TIMED[part.kind])
+
+    def sum_with(self, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let what attention and MLP give be a part of a sum, which `add` makes of it in float32. What `add` raises
+        `run` does.
+        """
+
+        def sum_to_delta(count: int) -> int:
+            try:
+                self._memory[:count].copy_(add(self._sums[:count]))
+            except BaseException as failure:  # which C++ could not pass on
+                self._failure = failure
+                return 1
+            return 0
+
+        self._sum = _Sum(sum_to_delta)
 
     def run(
         self,
@@ -103,6 +124,8 @@ class Layers:
         # Every step gets the same memory: the first write to a new page costs more than the write itself.
         if self._memory.numel() < 2 * size + wide:
             self._memory = empty((2 * size + wide,), x.dtype)
+        if self._sum and len(self._sums) < size:
+            self._sums = empty((size,), torch.float32)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
         formats = kv_format(keys), kv_format(values)
@@ -129,6 +152,8 @@ class Layers:
             normed=normed.data_ptr(),
             scratch=scratch.data_ptr(),
             times=address(times),
+            sums=self._sums.data_ptr(),
+            sum=ctypes.cast(self._sum, ctypes.c_void_p),
             tokens=tokens,
             num_sampled=left,
             hidden=self._hidden,
@@ -141,6 +166,9 @@ class Layers:
             threads=torch.get_num_threads(),
         )
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         x = delta[: left * self._hidden].view(left, self._hidden)
         return (residual[:left], x) if few or len(sampled) == tokens else (residual[sampled], x[sampled])
 

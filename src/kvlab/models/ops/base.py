@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -74,6 +74,9 @@ class Stack(Protocol):
         behind the last part, `[len(rows), hidden]` both. The stack may overwrite `x`, and its next call overwrites
         both results.
         """
+
+    def sum_with(self, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let what attention and MLP give be a part of a sum: `add` returns the whole of it, in float32."""
 
 
 class TopK(NamedTuple):

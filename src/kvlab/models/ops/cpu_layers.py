@@ -55,6 +55,9 @@ class NativeStack(Stack):
             return None
         return cls(layers, Layers(known, first.norm.weight.numel()))
 
+    def sum_with(self, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._layers.sum_with(add)
+
     def __call__(self, x: torch.Tensor, view: CacheView, rows: torch.Tensor) -> ResidualAndX:
         x, storage, timed = x.contiguous(), view.storage, self._layers.timed
         times = None if self.on_times is None else torch.empty(len(timed) + 1, dtype=torch.float64)

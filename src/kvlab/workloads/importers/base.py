@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.lines import json_object, read_document, read_lines
+from kvlab.workloads.lines import json_object, read_document, read_head, read_lines
 from kvlab.workloads.prompt_blocks import BlockHasher, Encode
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, Row
@@ -85,8 +85,28 @@ class JsonImporter(Importer):
             raise error(f"{text}; expected {self.expected}") from mistake
 
 
+def json_objects(path: str, expected: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Those of a file that has one in each line, or that is a list of them. Raises WorkloadError for anything else,
+    with what is `expected`.
+    """
+    if read_head(path).lstrip().startswith("["):
+        for number, row in enumerate(read_document(path), 1):
+            place = Place(path, number, "item")
+            if not isinstance(row, dict):
+                raise place.error(f"not a JSON object; expected {expected}")
+            yield place, row
+        return
+    for number, line in read_lines(path):
+        place = Place(path, number)
+        try:
+            row = json_object(line)
+        except ValueError as error:
+            raise place.error(f"{error}; expected {expected}") from error
+        yield place, row
+
+
 class JsonLinesImporter(JsonImporter):
-    """Of a file with a JSON object in each line."""
+    """Of a file with a JSON object in each line, or of a list of them."""
 
     @abstractmethod
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterable[TracedRequest]:
@@ -94,12 +114,9 @@ class JsonLinesImporter(JsonImporter):
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
-        for number, line in read_lines(self.options.path):
-            place = self.place = Place(self.options.path, number)
-            yield from self.checked(partial(self._of_line, place, line), place.error)
-
-    def _of_line(self, place: Place, line: bytes) -> Iterable[TracedRequest]:
-        return self.of_line(place, json_object(line))
+        for place, row in json_objects(self.options.path, self.expected):
+            self.place = place
+            yield from self.checked(partial(self.of_line, place, row), place.error)
 
 
 class DocumentImporter(JsonImporter):

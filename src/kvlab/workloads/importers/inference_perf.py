@@ -16,7 +16,7 @@ class InferencePerfImporter(DocumentImporter):
     """per_request_lifecycle_metrics.json; requests that failed are left out."""
 
     what: ClassVar[str] = "a report of inference-perf"
-    begins, marks = "[", ('"start_time"', '"end_time"')
+    begins, marks = "[", ('"start_time"', '"end_time"', '"info"')
     expected = "inference-perf's per_request_lifecycle_metrics.json"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API as JSON lines: bodies, or the lines of a batch file with them."""
+"""Requests of OpenAI's API as JSON lines or a JSON list: bodies, or the lines of a batch file with them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class OpenAIImporter(JsonLinesImporter):
 
     @classmethod
     def recognises(cls, head: str) -> bool:
-        line = head.partition("\n")[0]
-        return line.startswith("{") and any(f'"{name}":' in line for name in ("messages", "body", "prompt"))
+        head = head.lstrip()
+        seen = head if head.startswith("[") else head.partition("\n")[0]
+        return seen.startswith(("{", "[")) and any(f'"{name}":' in seen for name in ("messages", "body", "prompt"))
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         body = row.get("body", row)

@@ -1,4 +1,4 @@
-"""Tables of one's own: CSV with a first line of names, or JSON lines; which column is what is found or said."""
+"""Tables of one's own: CSV with a first line of names, JSON or Parquet; which column is what is found or said."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import ConfigError, shown
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, ImportOptions
-from kvlab.workloads.lines import csv_cells, json_object, read_lines
+from kvlab.workloads.importers.base import Importer, ImportOptions, json_objects
+from kvlab.workloads.lines import csv_cells, read_head, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
-from kvlab.workloads.trace_format import TracedRequest
+from kvlab.workloads.trace_format import TracedRequest, is_parquet
 from kvlab.workloads.traces import Place, are_ids, moment
 
 _NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_details
@@ -81,7 +81,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 @IMPORTERS.register("table")
 class TableImporter(Importer):
-    """CSV or JSON lines with a request in each line."""
+    """A request in each line of CSV or JSON lines, each item of a JSON list, or each row of Parquet."""
 
     what: ClassVar[str] = "a table of requests"
 
@@ -92,31 +92,45 @@ class TableImporter(Importer):
     @classmethod
     def recognises(cls, head: str) -> bool:
         """Whatever has the numbers of tokens under a name that is known."""
-        line = head.lstrip().partition("\n")[0]
-        if line.startswith("{"):
-            return any(f'"{name}"' in line for name in NAMES["prompt_tokens"])
+        head = head.lstrip()
+        line = head.partition("\n")[0]
+        if line.startswith(("{", "[")):
+            return any(f'"{name}"' in (line if line[0] == "{" else head) for name in NAMES["prompt_tokens"])
         return bool(_those_of("prompt_tokens", [name.strip(' "\r') for name in line.split(_delimiter(line))]))
 
     def requests(self) -> Iterator[TracedRequest]:
         columns: dict[str, str] | None = None
         for place, row in self._rows():
+            self.place = place
             columns = columns or self._columns(place, self._names or list(row))
             yield self._request(place, row, columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        names, delimiter, is_json = self._names, ",", None
+        path = self.options.path
+        if is_parquet(path):
+            from kvlab.workloads.trace_parquet import read_table  # this late: few have such files
+
+            for number, row in read_table(path):
+                yield Place(path, number, "row"), _flat(row)
+        elif read_head(path).lstrip().startswith(("{", "[")):
+            for place, row in json_objects(path, "a JSON object with a request"):
+                yield place, _flat(row)
+        else:
+            yield from self._csv_rows()
+
+    def _csv_rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        names, delimiter = self._names, ","
         for number, line in read_lines(self.options.path):
-            place = self.place = Place(self.options.path, number)
+            place = Place(self.options.path, number)
             try:
-                is_json = line.lstrip().startswith(b"{") if is_json is None else is_json
-                if is_json:
-                    yield place, _flat(json_object(line))
-                    continue
                 if not names:
                     delimiter = _delimiter(line.decode(errors="replace"))
                 cells = csv_cells(line, delimiter)
             except ValueError as error:
-                raise place.error(f"{error}; expected a line of a CSV file, or a JSON object") from error
+                raise place.error(f"{error}; expected a line of a CSV file") from error
+            if not names and all(re.fullmatch(r"[-+.\d]+", cell) for cell in cells):
+                text = "numbers alone; expected the names of the columns in the first line, as"
+                raise place.error(f"{text} arrival,prompt_tokens,output_tokens")
             if not names:
                 names += cells
             elif len(cells) != len(names):
