@@ -150,6 +150,17 @@ def test_service_levels_are_shown_where_a_run_has_them() -> None:
     assert "goodput" not in printed(points_table(points[:1], 220), width=220)
 
 
+def test_what_is_optimized_has_the_first_column() -> None:
+    points = [{"name": "a", "status": "finished", "metrics": BLOCKS | {"latency/ttft_ms_p99": 1234.5, "own": 2.0}}]
+    assert "p99" not in printed(points_table(points, 200), width=200)
+    for name, heading in (("latency/ttft_ms_p99", "first token, p99"), ("own", "own")):
+        first = printed(points_table(points, 200, name), width=200).split("┃")[1]
+        assert heading in first
+    (column,) = [name for name, entry in CATALOGUE.items() if entry.column == "output tok/s"]
+    text = printed(points_table(points, 200, column), width=200)
+    assert text.count("output tok/s") == 1
+
+
 @pytest.mark.parametrize("name", ["[/red]", "[bold]", "a[b]c", "[link=x]"])
 def test_names_that_look_like_markup_are_printed_as_they_are(name: str) -> None:
     settings = {"settings": {f"tags.{name}": name}, "name": name, "status": "finished", "metrics": {}}

@@ -63,10 +63,10 @@ def comparison_table(
     return table
 
 
-def points_table(points: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """The points of a sweep, a row each: their `settings`, each in a column of its own, and the metrics that the
-    catalogue has a column for and that are not 0 in all, as many as `width` characters hold; the others are named
-    below. A point without settings has its `name` there.
+def points_table(points: Sequence[Mapping[str, Any]], width: int, optimized: str | None = None) -> Table:
+    """The points of a sweep, a row each: their `settings`, each in a column of its own, and the metrics: the
+    `optimized` one first, then those that the catalogue has a column for and that are not 0 in all, as many as
+    `width` characters hold; the others are named below. A point without settings has its `name` there.
     """
     keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
     ends = [key.rpartition(".")[2] for key in keys]
@@ -83,16 +83,20 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int) -> Table:
         table.add_column(label, overflow="fold", width=own)
         room -= own + len(" | ")
     left_out = []
-    for entry in CATALOGUE.values():
-        if not entry.column or not any(point["metrics"].get(entry.name) for point in points):
+    shown = {entry.column: entry for entry in CATALOGUE.values() if entry.column}
+    if optimized is not None:
+        first = metric(optimized)
+        shown = {first.column or first.axis: first} | shown
+    for heading, entry in shown.items():
+        if not any(point["metrics"].get(entry.name) for point in points):
             continue
         cells = [entry.text(point["metrics"].get(entry.name), unit=False) for point in points]
-        room -= _width(entry.column, cells)
+        room -= _width(heading, cells)
         if room < 0:
-            left_out.append(entry.column)
+            left_out.append(heading)
             continue
-        table.add_column(entry.column, justify="right")
-        columns[entry.column] = cells
+        table.add_column(heading, justify="right")
+        columns[heading] = cells
     if any(ended):
         table.add_column("")
         columns[""] = ended

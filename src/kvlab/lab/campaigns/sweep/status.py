@@ -98,7 +98,7 @@ def print_results(results: Sequence[dict[str, Any]], plan: SweepPlan) -> None:
     rows, console = medians(results), Terminal()
     console.rule(style="dim")
     if len(rows) > _SIDE_BY_SIDE:
-        console.print(points_table(rows, console.width))
+        console.print(points_table(rows, console.width, plan.optimize))
     else:
         side_by_side = [(row["name"], row["metrics"]) for row in rows]
         console.print(comparison_table(side_by_side, brief=True))
