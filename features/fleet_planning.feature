@@ -10,7 +10,7 @@ Feature: Planning a fleet
     Then it ends with status 0
     And the first run has the figure "fleet.png" in place of "memory.png", the second the other
 
-  @R28.11
+  @R28.11 @tracked
   Scenario: The least number of replicas that serves a workload in time
     When I tune in the laboratory "find=replicas executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=1600"
     Then it ends with status 0

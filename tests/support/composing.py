@@ -8,12 +8,13 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.default_element import InputDefault
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
@@ -29,6 +30,7 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
     source = SourcesRegistry.instance().resolve("file")
     mode, copy_parts = Hydra.get_mode, DictConfig.__deepcopy__
     merge, read = ConfigLoaderImpl._compose_config_from_defaults_list, source.load_config
+    choices = defaults_list._create_interpolation_map
     lists: dict[Any, DefaultsList] = {}
     merged: dict[int, bytes | None] = {}  # of the lists above
     files: dict[str, bytes] = {}
@@ -63,6 +65,11 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
             files[config_path] = pickle.dumps(read(self, config_path))
         return pickle.loads(files[config_path])
 
+    def map_where_asked(overrides: Overrides, defaults: list[InputDefault], self_added: bool) -> DictConfig | None:
+        # All that was chosen so far, anew for each file, though only defaults with ${...} look at it.
+        asked = any(each.is_interpolation() for each in defaults)
+        return choices(overrides, defaults, self_added) if asked else None
+
     def known_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
         # It composes all to read one setting. Of kvlab's own settings, only these make a run a sweep.
         own = {source.full_path() for source in self.config_loader.get_sources()} <= _OWN
@@ -79,6 +86,7 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
         # A deep copy takes along all that was ever registered. Only the list of sources changes, which is set anew.
         self.delegate, self.cache = copy(delegate), {}
 
+    patch.setattr(defaults_list, "_create_interpolation_map", map_where_asked)
     patch.setattr(Hydra, "get_mode", known_mode)
     patch.setattr(DictConfig, "__deepcopy__", copy_quickly)
     patch.setattr(CachingConfigRepository, "__init__", share_sources)

@@ -12,9 +12,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.resolvers import oc
 
 from kvlab.cli.groups import write_out_groups
@@ -135,7 +137,7 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 def _checked(run: DictConfig) -> RunConfig:
-    _check_keys(run)
+    _check_keys(run, _raw(run))
     with explained(lambda: _texts(run)):
         load_plugins(run.plugins)
         write_out_groups(run)
@@ -155,22 +157,28 @@ def recorded_config(directory: Path) -> RunConfig:
 
 
 def _texts(run: DictConfig) -> list[str]:
-    """Every setting as it was written, interpolations not resolved."""
-    written = cast("dict[str, object]", OmegaConf.to_container(run, resolve=False))
-    return [f"{key}={value}" for key, value in flatten(written).items()]
+    """Every setting as it was written."""
+    return [f"{key}={value}" for key, value in flatten(_raw(run)).items()]
 
 
-def _check_keys(node: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for a key that the schema does not have; Hydra lets `+key=value` add one."""
+def _raw(run: DictConfig) -> dict[str, Any]:
+    """As it was written, interpolations not resolved."""
+    return cast("dict[str, Any]", OmegaConf.to_container(run, resolve=False))
+
+
+def _check_keys(node: DictConfig, raw: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for a key in `raw` that the schema does not have; Hydra lets `+key=value` add one."""
     kind = OmegaConf.get_type(node)
-    known = [field.name for field in fields(kind)] if is_dataclass(kind) else [str(key) for key in node]
-    for key, value in cast("dict[str, object]", OmegaConf.to_container(node, resolve=False)).items():
+    if not is_dataclass(kind):
+        return  # a dictionary has what it is given
+    known = [field.name for field in fields(kind)]
+    for key, value in raw.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{near[0]}? " if near else ""
             raise ConfigError(f"{prefix}{key}", value, f"unknown; {hint}known: {', '.join(known)}")
         if isinstance(value, dict):
-            _check_keys(node[key], f"{prefix}{key}.")
+            _check_keys(node[key], value, f"{prefix}{key}.")
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -187,12 +195,13 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     """What Hydra composed, checked, and as it is recorded. Raises a KvlabError."""
     run, written = without_hydra(composed), dict[str, str]()
     config = _checked(run)
-    recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
+    recorded = _as_written(run, _raw(run), "", written)
     return Composition(config, choices, partial(_yaml, recorded), written)
 
 
 def _yaml(recorded: dict[Any, Any]) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(recorded))
+    # As OmegaConf.to_yaml writes, which would first make a configuration of it: two thirds of the time.
+    return cast(str, yaml.dump(recorded, sort_keys=False, allow_unicode=True, Dumper=get_omega_conf_dumper()))
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:
