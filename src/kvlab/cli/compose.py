@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -186,17 +186,26 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     if "hydra" not in composed:
         return composed
     run = deepcopy(composed)
+    _drop_hydra(run)
+    return run
+
+
+def _drop_hydra(run: DictConfig) -> None:
     with read_write(run), open_dict(run):
         run.pop("hydra")
-    return run
 
 
 def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     """What Hydra composed, checked, and as it is recorded. Raises a KvlabError."""
-    run, written = without_hydra(composed), dict[str, str]()
+    run = without_hydra(composed)
     config = _checked(run)
-    recorded = _as_written(run, _raw(run), "", written)
-    return Composition(config, choices, partial(_yaml, recorded), written)
+
+    @cache
+    def recorded() -> tuple[dict[Any, Any], dict[str, str]]:
+        written: dict[str, str] = {}
+        return _as_written(run, _raw(run), "", written), written
+
+    return Composition(config, choices, lambda: _yaml(recorded()[0]), lambda: recorded()[1])
 
 
 def _yaml(recorded: dict[Any, Any]) -> str:
@@ -238,7 +247,9 @@ def compose_run(overrides: Sequence[str]) -> Composition:
     with explained(overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", written_out(overrides), return_hydra_config=True)
-        return composition(composed, group_choices(composed.hydra.runtime.choices))
+        choices = group_choices(composed.hydra.runtime.choices)
+        _drop_hydra(composed)
+        return composition(composed, choices)
 
 
 def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:
