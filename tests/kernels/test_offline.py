@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """A module in a process of its own: in this one the kernels may be interpreted. Triton compiles what changed since
-    the last session.
+    """A module in a process of its own: in this one the kernels may be interpreted. Triton compiles what changed
+    since the last session.
     """
     if "nvidia" not in backends.backends:
         pytest.skip("this triton does not compile for NVIDIA")
