@@ -1,7 +1,8 @@
 """Set-up of the executable requirements: steps, fixtures, and how a tag becomes a marker.
 
 A scenario tagged `@R1.2` carries the markers `R1.2` and `R1`: `pytest features -m R1.2`, `pytest features -m R1`.
-One tagged `@every_backend` runs once for each attention backend of the registry.
+One tagged `@every_backend` runs once for each attention backend of the registry; the runs of one tagged `@tracked`
+are in the tracking store.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ Feature: Sweeps
 
   Rule: The first comparison that a user runs shows what paging gains
 
-    @R10.3 @R4.1
+    @R10.3 @R4.1 @tracked
     Scenario: Slots as long as the model allows, pages, and shared pages in the same bytes
       When I sweep in the laboratory "experiment=contiguous_vs_paged kv.memory=4MiB model.max_seq_len=4096 workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=true"
       Then it ends with status 0
