@@ -15,6 +15,7 @@ import pytest
 from tests.support import isolation
 
 _home = isolation.isolate(os.environ)  # ahead of kvlab, and None in a worker
+sys.dont_write_bytecode = False  # it was read from there as Python started: each worker would compile all tests
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # ahead of torch, which reads it as it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,7 +1,8 @@
 """Set-up of the executable requirements: steps, fixtures, and how a tag becomes a marker.
 
 A scenario tagged `@R1.2` carries the markers `R1.2` and `R1`: `pytest features -m R1.2`, `pytest features -m R1`.
-One tagged `@every_backend` runs once for each attention backend of the registry.
+One tagged `@every_backend` runs once for each attention backend of the registry; the runs of one tagged `@tracked`
+are in the tracking store.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
-    """Turn a requirement's tag into its markers, `every_backend` into a parameter, `avx512` into a condition."""
+    """Turn a requirement's tag into its markers, `every_backend` into a parameter, `avx512` into a condition, and
+    `tracked` into runs that the tracking store has.
+    """
     if match := _REQUIREMENT.fullmatch(tag):
         for name in match.group(0, 1):
             getattr(pytest.mark, name)(function)
@@ -111,8 +114,8 @@ def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
     if tag == "every_backend":
         pytest.mark.usefixtures("backend_name")(function)
         return True
-    if tag == "avx512":
-        pytest.mark.usefixtures("avx512")(function)
+    if fixture := {"avx512": "avx512", "tracked": "tracked_runs"}.get(tag):
+        pytest.mark.usefixtures(fixture)(function)
         return True
     return None
 

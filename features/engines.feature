@@ -52,14 +52,14 @@ Feature: Engines that are not kvlab's
         | ends after the first answer | engine.version=9.9   | it ended while it had requests to answer                |
         | hangs                       | engine.timeout_s=1   | no complete answer within engine.timeout_s=1 seconds    |
 
-    @R19.3
+    @R19.3 @tracked
     Scenario: An address where nothing answers
       When I run "engine=openai engine.url=http://127.0.0.1:1" on a tiny model
       Then the command fails without a traceback
       And the message says "engine.url=http://127.0.0.1:1: no server answers there"
       And the tracked run is "FAILED"
 
-    @R19.4
+    @R19.4 @tracked
     Scenario: An engine that is not installed
       When I run "engine=vllm" on a tiny model
       Then the command fails without a traceback

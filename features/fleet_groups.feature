@@ -3,7 +3,7 @@ Feature: Fleets of unequal replicas
 
   Rule: A group has settings of its own, and everything that shows its replicas names it
 
-    @R28.14
+    @R28.14 @tracked
     Scenario: Two replicas on one device, and one on another with a smaller pool
       When I run "executor=simulated hardware=h100_sxm kv.num_blocks=64 workload.num_requests=9 fleet.groups=[{count:2},{count:1,hardware:l4,kv.num_blocks:8}]" on a tiny model
       Then the command succeeds
@@ -19,7 +19,7 @@ Feature: Fleets of unequal replicas
       And I run "executor=simulated hardware=l4 kv.num_blocks=40 workload.num_requests=8 fleet.router=precise fleet.groups=[{count:3}]" on a tiny model
       Then both runs have the same requests.parquet and steps.parquet, byte for byte
 
-    @R28.14
+    @R28.14 @tracked
     Scenario: Prompts on one kind of device, decoding on another
       When I run "executor=simulated kv.num_blocks=40 workload.num_requests=4 fleet.groups=[{count:2,role:decode,hardware:l4},{count:1,role:prefill,hardware:h100_sxm}]" on a tiny model
       Then the command succeeds

@@ -10,7 +10,7 @@ Feature: Planning a fleet
     Then it ends with status 0
     And the first run has the figure "fleet.png" in place of "memory.png", the second the other
 
-  @R28.11
+  @R28.11 @tracked
   Scenario: The least number of replicas that serves a workload in time
     When I tune in the laboratory "find=replicas executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=1600"
     Then it ends with status 0
@@ -32,7 +32,7 @@ Feature: Planning a fleet
       | slo.ttft_ms=1 engine=openai engine.url=http://localhost | 2      | find=replicas: takes replicas of kvlab's own engine                    |
       | slo.ttft_ms=1 fleet.groups=[{count:2},{count:1,kv.num_blocks:64}] | 2 | find=replicas lets one group grow: leave its count out, and give fleet.replicas, the most of all |
 
-  @R28.13
+  @R28.13 @tracked
   Scenario: The split of prefill and decode that serves most requests in time
     When I tune in the laboratory "find=split executor=simulated hardware=l4 fleet.replicas=3 slo.tpot_ms=1 workload.arrival=uniform workload.rate=1600"
     Then it ends with status 0

@@ -44,7 +44,7 @@ Feature: Fleets
 
   Rule: Prefill and decode may be apart
 
-    @R28.4
+    @R28.4 @tracked
     Scenario: Prompts are computed on one replica and pulled by the other
       When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6" on a tiny model
       And I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=6 fleet.replicas=2 fleet.prefill=1" on a tiny model
@@ -104,7 +104,7 @@ Feature: Fleets
         | see the last 32 tokens  | fleet.handshake=decode_first fleet.link.send=layer                          | 40960 |
         | keep all 96 tokens      | kv.windows=false                                                            | 73728 |
 
-    @R28.18
+    @R28.18 @tracked
     Scenario: Beside a split those that prefill read and write the store
       When I run "executor=simulated hardware=l4 kv.num_blocks=40 kv.block_size=4 workload.num_requests=6 workload.arrival=uniform workload.rate=4 workload.group_len=16 fleet.replicas=3 fleet.prefill=2 fleet.store=1MiB" on a tiny model
       Then all 6 requests were completed
@@ -128,7 +128,7 @@ Feature: Fleets
 
   Rule: Replicas die, drain and return
 
-    @R28.5
+    @R28.5 @tracked
     Scenario: What a replica had is computed again by another
       When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.num_requests=8 fleet.replicas=2 fleet.life=[0.00001:die:1]" on a tiny model
       Then the command succeeds
@@ -215,7 +215,7 @@ Feature: Fleets
 
   Rule: Replicas start and stop as the load asks for
 
-    @R28.17
+    @R28.17 @tracked
     Scenario: A rate of requests that grows and ends
       When I run "executor=simulated hardware=l4 kv.num_blocks=40 workload.num_requests=12 workload.arrival=uniform workload.rate=4 fleet.replicas=3 fleet.scale.on=rate fleet.scale.target=2 fleet.scale.every_s=1 fleet.scale.warm_up_s=0.5 fleet.scale.down_s=0" on a tiny model
       Then all 12 requests were completed

@@ -4,7 +4,7 @@ Feature: Formats of K and V
 
   Rule: A run says what its K and V are stored in, and what that costs
 
-    @R22.1
+    @R22.1 @tracked
     Scenario Outline: A run with <settings>
       When I run "<settings> workload.num_requests=3" on a tiny model
       Then the command succeeds

@@ -46,7 +46,7 @@ Feature: What leaves the pool for host memory comes back
 
   Rule: A run says what went to host memory and came back
 
-    @R20.3
+    @R20.3 @tracked
     Scenario: The figures are in the table, in the tracking store and in the steps
       When I run "kv.block_size=4 kv.num_blocks=20 kv.offload=1MiB workload.num_requests=8 workload.group_len=16" on a tiny model
       Then the command succeeds

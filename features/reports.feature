@@ -3,7 +3,7 @@ Feature: Reports
 
   Rule: A sweep with repeats becomes a table, Markdown and a page
 
-    @R13.6
+    @R13.6 @tracked
     Scenario: Two memories in one sweep
       When I sweep "repeats=2 kv=contiguous,paged" on a tiny model
       And I report on that sweep

@@ -1,3 +1,4 @@
+@tracked
 Feature: Runs
   A run is composed on the command line, executed, and kept with all that is needed to compare it.
 

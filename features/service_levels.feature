@@ -3,7 +3,7 @@ Feature: Service levels
 
   Rule: Goodput counts the requests within the limits
 
-    @R16.1
+    @R16.1 @tracked
     Scenario: Half of the requests get their first token in time
       When I run "executor=simulated hardware=l4 scheduler.max_batch_size=1" on a tiny model
       And I run it again with a limit that the first tokens of 2 requests are within
@@ -12,7 +12,7 @@ Feature: Service levels
       And the message says "service levels ... goodput, requests within limits ... 50.0 %"
       And they equal those of summary.json
 
-    @R16.1 @R16.5
+    @R16.1 @R16.5 @tracked
     Scenario: Requests that are refused are missed
       When I run "scheduler.max_waiting_requests=1 slo.ttft_ms=3600000 slo.tpot_ms=3600000 figures=true" on a tiny model
       Then the command succeeds
@@ -38,7 +38,7 @@ Feature: Service levels
         | slo/goodput_per_s                | 2    |
         | throughput/output_tokens_per_s   | 4    |
 
-    @R16.2 @slow
+    @R16.2 @slow @tracked
     Scenario: A search finds settings by goodput
       Given a laboratory with a store of its own
       When I tune in the laboratory "executor=simulated hardware=l4 slo.ttft_ms=3600000 trials=2"
@@ -48,7 +48,7 @@ Feature: Service levels
 
   Rule: The largest rate that is served in time is found
 
-    @R16.4
+    @R16.4 @tracked
     Scenario: A search doubles the rate until too few requests are within the limit
       Given a laboratory with a store of its own
       When I tune in the laboratory "find=rate executor=simulated hardware=l4 framework.step_us=200 framework.sequence_us=5 framework.token_us=0 scheduler.max_batch_size=1 slo.ttft_ms=1 workload.arrival=uniform workload.rate=800 precision=100"

@@ -3,7 +3,7 @@ Feature: Simulation
 
   Rule: A device is a choice like any other, and nothing hides that it is simulated
 
-    @R14.1
+    @R14.1 @tracked
     Scenario: A run on one H100
       When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB" on a tiny model
       Then the command succeeds
@@ -15,7 +15,7 @@ Feature: Simulation
     @R14.1 @R10.3
     Scenario: The first comparison that a user runs, simulated in as many bytes, has as many sequences at once
       Given a laboratory with a store of its own
-      When I sweep in the laboratory "experiment=contiguous_vs_paged_h100 executor.timing=roofline kv.memory=4MiB model.max_seq_len=4096 scheduler.max_batch_size=64 workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=false tracking=off"
+      When I sweep in the laboratory "experiment=contiguous_vs_paged_h100 executor.timing=roofline kv.memory=4MiB model.max_seq_len=4096 scheduler.max_batch_size=64 workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=false"
       Then it ends with status 0
       And in the same bytes its points had
         | kv             | sequences at once | prompt tokens from the cache |

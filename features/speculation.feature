@@ -38,7 +38,7 @@ Feature: Speculative decoding by lookup
 
   Rule: A run says what was proposed and accepted
 
-    @R10.6
+    @R10.6 @tracked
     Scenario: The figures are in the table and in the tracking store
       When I run "scheduler.speculation.method=ngram scheduler.speculation.prompt_lookup_min=1 workload.num_requests=4" on a tiny model
       Then the command succeeds

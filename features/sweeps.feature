@@ -6,7 +6,7 @@ Feature: Sweeps
 
   Rule: Points that are done are not run again
 
-    @R13.3 @R13.5 @slow
+    @R13.3 @R13.5 @slow @tracked
     Scenario: A sweep that was interrupted is resumed
       Given a sweep over "kv.num_blocks=8,9,10" that was interrupted behind its first point
       When I sweep in the laboratory "kv.num_blocks=8,9,10 resume=true"
@@ -23,7 +23,7 @@ Feature: Sweeps
 
   Rule: A measurement can be repeated
 
-    @R13.3 @R13.4 @slow
+    @R13.3 @R13.4 @slow @tracked
     Scenario: Repeats take turns
       When I sweep in the laboratory "kv.num_blocks=8,9 repeats=2"
       Then it ends with status 0
@@ -64,7 +64,7 @@ Feature: Sweeps
 
   Rule: The best settings within a memory are searched for
 
-    @R13.3 @slow
+    @R13.3 @slow @tracked
     Scenario: A search within a budget
       When I tune in the laboratory "optimize=throughput/output_tokens_per_s memory=68MiB trials=2"
       Then it ends with status 0
@@ -82,7 +82,7 @@ Feature: Sweeps
 
   Rule: The first comparison that a user runs shows what paging gains
 
-    @R10.3 @R4.1
+    @R10.3 @R4.1 @tracked
     Scenario: Slots as long as the model allows, pages, and shared pages in the same bytes
       When I sweep in the laboratory "experiment=contiguous_vs_paged kv.memory=4MiB model.max_seq_len=4096 workload.num_requests=24 workload.output_len.min=16 workload.output_len.max=20 figures=true"
       Then it ends with status 0

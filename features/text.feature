@@ -134,7 +134,7 @@ Feature: Words in, words out
     @R17.5 @slow
     Scenario Outline: SmolLM2's tokens with attention=<attention> kv=<kv>, <pressure>
       Given SmolLM2, or a reason why it cannot be had
-      Then 4 prompts of its own are given the 12 tokens that transformers gives them, with attention=<attention> kv=<kv>, <pressure>
+      Then 3 prompts of its own are given the 12 tokens that transformers gives them, with attention=<attention> kv=<kv>, <pressure>
 
       Examples:
         | attention      | kv             | pressure      |

@@ -114,7 +114,7 @@ Feature: Traffic
 
   Rule: A dry run shows a workload and serves nothing
 
-    @R15.4
+    @R15.4 @tracked
     Scenario: Lengths, arrivals and what prompts share
       Given a trace
         """

@@ -34,9 +34,15 @@ def advise_on(
     own = [word for word in shlex.split(" ".join(words)) if word]
     keys = {word.partition("=")[0] for word in own}
     base = [word for word in SMALL_ADVICE if word.partition("=")[0] not in keys]
+    advised(laboratory, *base, *own, tracking, folder=folder, cores=cores)
+
+
+def advised(laboratory: Commands, *words: str, folder: str = "advice", cores: int = 1) -> None:
+    """With a third of the combinations that it tries at most."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adviser, "usable_cores", lambda: Cores(cores, cores))
-        laboratory.last = call(advise.main, *base, *own, tracking, f"output={laboratory.base / folder}")
+        patch.setattr(adviser, "_TRIALS", 8)
+        laboratory.last = call(advise.main, *words, f"output={laboratory.base / folder}")
 
 
 def advice_in(laboratory: Commands, folder: str = "advice") -> dict[str, Any]:
@@ -75,7 +81,7 @@ def trace_for_advice(laboratory: Commands, count: int, seconds: int) -> Path:
 def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
     words = [word for word in SMALL_ADVICE if not word.startswith("workload.")]
     words += ["workload=recorded", f"workload.path={advice_trace}", "tracking=off", *shlex.split(text)]
-    laboratory.last = call(advise.main, *words, f"output={laboratory.base / 'advice'}")
+    advised(laboratory, *words)
 
 
 @when("I ask for the same advice again, without what was kept, and by a launcher", target_fixture="asked_again")

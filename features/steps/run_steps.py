@@ -32,11 +32,14 @@ SETTINGS = (
 
 
 class Runner:
-    """Runs commands against one tracking store; the same command line is run once."""
+    """Runs commands against one tracking store; the same command line is run once. In scenarios that are not tagged
+    `@tracked`, `run` leaves out the store, which takes as long as a small run.
+    """
 
     def __init__(self, base: Path) -> None:
         self.lab = Lab.with_store(base, SETTINGS)
-        self._done: dict[str, Command] = {}
+        self.tracked = False
+        self._done: dict[tuple[str, bool], Command] = {}
         self._folders = count()
 
     def folder(self) -> str:
@@ -44,9 +47,11 @@ class Runner:
         return f"out{next(self._folders)}"
 
     def run(self, text: str, *flags: str) -> Command:
-        if text not in self._done:
-            self._done[text] = self.lab.here(*flags, *text.split(), directory=self.folder())
-        return self._done[text]
+        key = text, self.tracked
+        if key not in self._done:
+            store = [] if self.tracked else ["tracking=off"]
+            self._done[key] = self.lab.here(*flags, *store, *text.split(), directory=self.folder())
+        return self._done[key]
 
     def apart(self, text: str) -> Command:
         """Run it in a process of its own."""
@@ -56,6 +61,14 @@ class Runner:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture
+def tracked_runs(lab: Runner) -> Iterator[None]:
+    """Of a scenario tagged `@tracked`."""
+    lab.tracked = True
+    yield
+    lab.tracked = False
 
 
 @pytest.fixture

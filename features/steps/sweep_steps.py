@@ -26,17 +26,19 @@ from tests.support.commands import TINY, Command, Lab, call
 
 
 class Commands:
-    """Runs sweeps against a store of its own; remembers how the latest command ended."""
+    """Runs sweeps, against a store of its own if they are `tracked`; remembers how the latest command ended."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, tracked: bool) -> None:
         self.lab = Lab.with_store(base)
+        self.tracking = [f"tracking.uri={self.lab.uri}"] if tracked else ["tracking=off"]
         self.base, self.uri = self.lab.base, self.lab.uri
         self.last = Command(0, "")
         self.count = 0
 
     def sweep(self, text: str) -> None:
         self.count += 1
-        self.last = self.lab.here("-m", *shlex.split(text), directory=f"sweep{self.count}")
+        words = [*self.tracking, *shlex.split(text)]
+        self.last = self.lab.here("-m", *words, directory=f"sweep{self.count}")
 
     @property
     def directory(self) -> Path:
@@ -44,8 +46,8 @@ class Commands:
 
 
 @given("a laboratory with a store of its own", target_fixture="laboratory")
-def laboratory(tmp_path: Path) -> Commands:
-    return Commands(tmp_path)
+def laboratory(tmp_path: Path, request: pytest.FixtureRequest) -> Commands:
+    return Commands(tmp_path, tracked="tracked_runs" in request.fixturenames)
 
 
 @given(parsers.parse('a sweep over "{text}" that was interrupted behind its first point'))
@@ -83,7 +85,7 @@ def measured_rate(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
 def compare_there(laboratory: Commands, asked: str) -> None:
     own_count = [text for text in TINY if not text.startswith("workload.num_requests")]
     laboratory.lab = Lab(laboratory.base, own_count, laboratory.uri)
-    laboratory.sweep(f"experiment=contiguous_vs_paged kv.memory=4MiB workload.system_len=16 tracking=off {asked}")
+    laboratory.sweep(f"experiment=contiguous_vs_paged kv.memory=4MiB workload.system_len=16 {asked}")
 
 
 @then(parsers.parse("each of its {runs:d} runs served {count:d} requests"))
@@ -101,7 +103,7 @@ def says_of_fewer(laboratory: Commands, line: str) -> None:
 
 @when(parsers.parse('I tune in the laboratory "{text}"'))
 def tune_in(laboratory: Commands, text: str) -> None:
-    where = [f"output={laboratory.base / 'tune'}", f"tracking.uri={laboratory.uri}"]
+    where = [f"output={laboratory.base / 'tune'}", *laboratory.tracking]
     laboratory.last = call(tune.main, *shlex.split(text), *TINY, *where)
 
 

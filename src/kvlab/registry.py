@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
@@ -95,11 +96,13 @@ class Registry(Generic[T]):
             return _where(self._entries[name])
         return f"{self._package}.{name}" if name in self._modules() else None
 
-    def _modules(self) -> set[str]:
-        if self._package is None:
-            return set()
-        path = import_module(self._package).__path__
-        return {found.name for found in iter_modules(path)} - {"base"}
+    def _modules(self) -> frozenset[str]:
+        return frozenset() if self._package is None else _modules_of(self._package)
+
+
+@cache  # a run checks each of its names, some of them several times
+def _modules_of(package: str) -> frozenset[str]:
+    return frozenset(found.name for found in iter_modules(import_module(package).__path__)) - {"base"}
 
 
 def _where(implementation: object) -> str:

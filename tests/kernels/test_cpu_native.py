@@ -52,6 +52,13 @@ def filled(compiled: Path, cache: Path) -> Path:
 
 
 @pytest.fixture
+def compiled_before(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that gives the library at once."""
+    (built,) = compiled.glob("*.so")
+    monkeypatch.setattr(native, "_run", lambda command: shutil.copy(built, command[-1]))
+
+
+@pytest.fixture
 def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     compiler = tmp_path / "broken-c++"
     compiler.write_text("#!/bin/sh\necho 'the disk is on fire' >&2\nexit 1\n")
@@ -68,6 +75,7 @@ def test_is_compiled_once_and_then_found(compiled: Path, filled: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_before")
 def test_a_library_of_another_system_is_built_again(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +90,7 @@ def test_a_library_of_another_system_is_built_again(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_before")
 def test_another_machine_another_library(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_cpu", lambda: "another processor")
     native._attempt.cache_clear()

@@ -112,7 +112,7 @@ class TestQuality:
             "workload.prompt_len={min: 20, max: 60}",
             "workload.output_len={min: 2, max: 9}",
         )
-        config = compose_run(*TINY, "tracking=off", *small, *settings)
+        config = compose_run(*TINY, "tracking=off", "figures=false", *small, *settings)
         context = RunContext(tmp_path, tmp_path, "", {}, Terminal(quiet=True), "int8")
         result = execute(config, context)
         assert result.status is RunStatus.FINISHED

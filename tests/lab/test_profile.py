@@ -173,7 +173,7 @@ def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     monkeypatch.setattr(kvlab.lab.machine_rates, "known_rates", lambda dtype: None)
     measured = partial(pytest.fail, "measured beside others")
     monkeypatch.setattr(kvlab.lab.machine_rates, "measure_and_keep", lambda dtype: measured())
-    config = compose_run(*SETTINGS)
+    config = compose_run(*SETTINGS, "figures=false")
     said = StringIO()
     result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(file=said, width=200), "a run"))
     assert "warning: cores are shared" in said.getvalue()

@@ -11,6 +11,7 @@ from kvlab.cli import report as command
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import RunStatus, start_run
 from tests.support.recorded import CONFIG, THROUGHPUT, record_run, record_sweep
+from tests.support.tracking import empty_store
 
 POINTS = {"contiguous": {"kv__backend": "contiguous"}, "paged": {}}
 RATES = {"contiguous": [100.0, 90.0, 95.0], "paged": [80.0, 72.5, 75.5]}
@@ -88,6 +89,7 @@ def test_ids_are_found_in_the_output_directories(run_report, tmp_path):
 
 @pytest.mark.slow
 def test_runs_of_the_tracking_store(run_report, tmp_path):
+    (tmp_path / "store.db").write_bytes(empty_store())
     config = TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}")
     uri = f"tracking.uri={config.uri}"
     sweep = start_run(config, root=tmp_path, run_name="sweep", params={}, tags={"kvlab.kind": "sweep"})

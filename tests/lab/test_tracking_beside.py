@@ -33,14 +33,22 @@ def config(tmp_path: Path) -> TrackingConfig:
     return TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}")
 
 
+@pytest.fixture(scope="module")
+def process() -> TrackingProcess:
+    """Of any local store: two seconds go into its imports."""
+    return TrackingProcess(TrackingConfig())
+
+
 def begin(process: TrackingProcess, config: TrackingConfig, root: Path) -> Tracker:
     return process.start_run(config, root=root, run_name="a", params={"a": 1}, tags={}, facts={})
 
 
-def test_a_run_is_in_the_store_with_all_that_was_recorded(config: TrackingConfig, tmp_path: Path) -> None:
+def test_a_run_is_in_the_store_with_all_that_was_recorded(
+    process: TrackingProcess, config: TrackingConfig, tmp_path: Path
+) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "mine.txt").write_text("here")
-    tracker = begin(TrackingProcess(config), config, tmp_path)
+    tracker = begin(process, config, tmp_path)
     tracker.log_metrics({"m": 2.5})
     tracker.log_series({"s": [(0, 0.1, 1.0), (1, 0.2, 3.0)]})
     tracker.watch_system()
@@ -56,10 +64,10 @@ def test_a_run_is_in_the_store_with_all_that_was_recorded(config: TrackingConfig
     assert f"/runs/{tracker.run_id}" in tracker.where()
 
 
-def test_a_store_that_cannot_be_used_is_the_same_sentence(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used_is_the_same_sentence(process: TrackingProcess, tmp_path: Path) -> None:
     config = TrackingConfig(uri=f"sqlite:///{tmp_path / 'nowhere' / 'store.db'}")
     with pytest.raises(TrackingError, match=r"tracking.uri=sqlite:///.*nowhere.*: there is no directory"):
-        begin(TrackingProcess(config), config, tmp_path)
+        begin(process, config, tmp_path)
 
 
 def test_a_process_that_was_killed_is_named(config: TrackingConfig, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, 
 from kvlab.lab.campaigns.tune.study import Measured, best_trial, counted, open_study, search
 from kvlab.lab.campaigns.tune.trials import Ended, Trials
 from tests.support.commands import TINY, call
+from tests.support.tracking import empty_store
 
 MIB = 2**20
 ONE = Space({BATCH: Range(1, 64)}, (), {BATCH: 8})
@@ -318,6 +319,7 @@ def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatc
     from kvlab.lab.tracking import open_store
     from kvlab.lab.tracking.search import find_runs
 
+    (tmp_path / "store.db").write_bytes(empty_store())
     where = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'store.db'}", "memory=68MiB"]
     code, output = tune("trials=3", *where)
     assert code == 0, output

@@ -1,7 +1,7 @@
 """The published model gives transformers' greedy tokens in float32, whatever computes them, wherever K and V are.
 
 All of 5 backends x 3 caches x preempted or not, 32 prompts x 64 tokens each, take 20 minutes of a core, and are run
-by KVLAB_PARITY=all. features/text.feature has 12 tokens of 4 prompts on each backend; here the backend that a CPU
+by KVLAB_PARITY=all. features/text.feature has 12 tokens of 3 prompts on each backend; here the backend that a CPU
 takes has 16 tokens of all prompts, shared and preempted.
 """
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pickle
 from copy import copy
-from functools import wraps
+from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.default_element import InputDefault
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from omegaconf import DictConfig, grammar_parser
 
 from kvlab.paths import CONF
 
@@ -29,8 +31,10 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
     source = SourcesRegistry.instance().resolve("file")
     mode, copy_parts = Hydra.get_mode, DictConfig.__deepcopy__
     merge, read = ConfigLoaderImpl._compose_config_from_defaults_list, source.load_config
+    choices = defaults_list._create_interpolation_map
     lists: dict[Any, DefaultsList] = {}
     merged: dict[int, bytes | None] = {}  # of the lists above
+    begun: dict[str, bytes] = {}
     files: dict[str, bytes] = {}
 
     def list_once(repo: Any, config_name: str | None, overrides_list: list[Override], **more: Any) -> DefaultsList:
@@ -52,8 +56,23 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
         if id(defaults) not in merged:
             return merge(self, defaults, repo)
         if (kept := merged[id(defaults)]) is None:
-            kept = merged[id(defaults)] = pickle.dumps(merge(self, defaults, repo))
+            kept = merged[id(defaults)] = pickle.dumps(merge_behind_run(self, defaults, repo))
         return pickle.loads(kept)
+
+    def merge_behind_run(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -> Any:
+        # Hydra's own files, the schema and run.yaml come first, and are most of the work.
+        end = 1 + [each.config_path for each in defaults].index("run")
+        key = repr(defaults[:end])
+        if key not in begun:
+            begun[key] = pickle.dumps(merge(self, defaults[:end], repo))
+        start = SimpleNamespace(config=pickle.loads(begun[key]))
+        load = self._load_single_config
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                self, "_load_single_config", lambda default, repo: load(default, repo) if default else start
+            )
+            rest: list[Any] = [None, *defaults[end:]]
+            return merge(self, rest, repo)
 
     @wraps(read)
     def read_once(self: Any, config_path: str) -> Any:
@@ -62,6 +81,11 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
         if config_path not in files:
             files[config_path] = pickle.dumps(read(self, config_path))
         return pickle.loads(files[config_path])
+
+    def map_where_asked(overrides: Overrides, defaults: list[InputDefault], self_added: bool) -> DictConfig | None:
+        # All that was chosen so far, anew for each file, though only defaults with ${...} look at it.
+        asked = any(each.is_interpolation() for each in defaults)
+        return choices(overrides, defaults, self_added) if asked else None
 
     def known_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
         # It composes all to read one setting. Of kvlab's own settings, only these make a run a sweep.
@@ -79,6 +103,8 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
         # A deep copy takes along all that was ever registered. Only the list of sources changes, which is set anew.
         self.delegate, self.cache = copy(delegate), {}
 
+    patch.setattr("omegaconf.base.parse", cache(grammar_parser.parse))  # interpolations: no tree is changed
+    patch.setattr(defaults_list, "_create_interpolation_map", map_where_asked)
     patch.setattr(Hydra, "get_mode", known_mode)
     patch.setattr(DictConfig, "__deepcopy__", copy_quickly)
     patch.setattr(CachingConfigRepository, "__init__", share_sources)

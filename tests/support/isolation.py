@@ -53,6 +53,7 @@ def isolate(environment: MutableMapping[str, str]) -> Path | None:
         TRITON_CACHE_DIR=str(cache / "triton"),
     )
     environment[SESSION] = str(home)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers: each process would compile all anew
     for name in ("NO_PROXY", "no_proxy"):  # servers of tests are on this machine
         environment[name] = ",".join(filter(None, (environment.get(name), _LOCAL)))
     for name, path in found.items():

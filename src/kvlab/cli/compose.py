@@ -8,13 +8,15 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.resolvers import oc
 
 from kvlab.cli.groups import write_out_groups
@@ -135,7 +137,7 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 def _checked(run: DictConfig) -> RunConfig:
-    _check_keys(run)
+    _check_keys(run, _raw(run))
     with explained(lambda: _texts(run)):
         load_plugins(run.plugins)
         write_out_groups(run)
@@ -155,22 +157,28 @@ def recorded_config(directory: Path) -> RunConfig:
 
 
 def _texts(run: DictConfig) -> list[str]:
-    """Every setting as it was written, interpolations not resolved."""
-    written = cast("dict[str, object]", OmegaConf.to_container(run, resolve=False))
-    return [f"{key}={value}" for key, value in flatten(written).items()]
+    """Every setting as it was written."""
+    return [f"{key}={value}" for key, value in flatten(_raw(run)).items()]
 
 
-def _check_keys(node: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for a key that the schema does not have; Hydra lets `+key=value` add one."""
+def _raw(run: DictConfig) -> dict[str, Any]:
+    """As it was written, interpolations not resolved."""
+    return cast("dict[str, Any]", OmegaConf.to_container(run, resolve=False))
+
+
+def _check_keys(node: DictConfig, raw: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for a key in `raw` that the schema does not have; Hydra lets `+key=value` add one."""
     kind = OmegaConf.get_type(node)
-    known = [field.name for field in fields(kind)] if is_dataclass(kind) else [str(key) for key in node]
-    for key, value in cast("dict[str, object]", OmegaConf.to_container(node, resolve=False)).items():
+    if not is_dataclass(kind):
+        return  # a dictionary has what it is given
+    known = [field.name for field in fields(kind)]
+    for key, value in raw.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {prefix}{near[0]}? " if near else ""
             raise ConfigError(f"{prefix}{key}", value, f"unknown; {hint}known: {', '.join(known)}")
         if isinstance(value, dict):
-            _check_keys(node[key], f"{prefix}{key}.")
+            _check_keys(node[key], value, f"{prefix}{key}.")
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -178,21 +186,31 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     if "hydra" not in composed:
         return composed
     run = deepcopy(composed)
+    _drop_hydra(run)
+    return run
+
+
+def _drop_hydra(run: DictConfig) -> None:
     with read_write(run), open_dict(run):
         run.pop("hydra")
-    return run
 
 
 def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
     """What Hydra composed, checked, and as it is recorded. Raises a KvlabError."""
-    run, written = without_hydra(composed), dict[str, str]()
+    run = without_hydra(composed)
     config = _checked(run)
-    recorded = _as_written(run, OmegaConf.to_container(run, resolve=False), "", written)
-    return Composition(config, choices, partial(_yaml, recorded), written)
+
+    @cache
+    def recorded() -> tuple[dict[Any, Any], dict[str, str]]:
+        written: dict[str, str] = {}
+        return _as_written(run, _raw(run), "", written), written
+
+    return Composition(config, choices, lambda: _yaml(recorded()[0]), lambda: recorded()[1])
 
 
 def _yaml(recorded: dict[Any, Any]) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(recorded))
+    # As OmegaConf.to_yaml writes, which would first make a configuration of it: two thirds of the time.
+    return cast(str, yaml.dump(recorded, sort_keys=False, allow_unicode=True, Dumper=get_omega_conf_dumper()))
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:
@@ -229,7 +247,9 @@ def compose_run(overrides: Sequence[str]) -> Composition:
     with explained(overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", written_out(overrides), return_hydra_config=True)
-        return composition(composed, group_choices(composed.hydra.runtime.choices))
+        choices = group_choices(composed.hydra.runtime.choices)
+        _drop_hydra(composed)
+        return composition(composed, choices)
 
 
 def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:

@@ -70,15 +70,20 @@ def as_recorded(config: Mapping[str, Any], written: Mapping[str, str], prefix: s
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A checked configuration, what was chosen in each group, and how it is recorded: as text without secrets,
-    which takes as long to make as the rest, and by dotted key what is `written` of settings that came from the
-    environment.
+    """A checked configuration, what was chosen in each group, and how it is recorded: as text without secrets, and
+    by dotted key what is `written` of settings that came from the environment. Both take as long to make as the
+    rest, and are made when they are asked for.
     """
 
     config: RunConfig
     choices: dict[str, str]
     yaml: Callable[[], str]
-    written: dict[str, str]
+    take_written: Callable[[], dict[str, str]]
+
+    @property
+    def written(self) -> dict[str, str]:
+        """By dotted key, with the ${oc.env:NAME} that is in it."""
+        return self.take_written()
 
     @property
     def name(self) -> str:
