@@ -83,11 +83,7 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     be `int8_w8a8`: products in integers. Raises ConfigError for it where there are no kernels.
     """
     library, threads = _library(), torch.get_num_threads()
-    source = empty((read_bytes // 8,), torch.int64).fill_(0x3C003C003C003C00)  # where weights and KV cache lie, too
-    seconds = _fastest(source.sum)
-    if library:
-        seconds = min(seconds, _fastest(partial(_read_as_weight, library, source)))
-    del source
+    seconds = min(map(_fastest, ways_to_read(read_bytes)))
     kind: torch.dtype = torch.bfloat16 if dtype == W8A8 else getattr(torch, dtype)
     own = select_ops(kind, "cpu", weights=W8A8 if dtype == W8A8 else "auto")
     ways = {ops.name: ops for ops in ((own,) if dtype == W8A8 else (own, TorchOps()))}
@@ -102,6 +98,15 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     in_registers = list(rates_in_registers(library, threads).values()) if library else [0.0]
     able = in_registers if kind == torch.bfloat16 else in_registers[:1]  # float32 alone
     return MachineRates(read_bytes / seconds, max(rate, *able), rate)
+
+
+def ways_to_read(num_bytes: int) -> list[Callable[[], object]]:
+    """Calls that read so much memory in order, of which the fastest says how fast the machine does it: a sum, and
+    a product by kvlab's kernel, where there is one.
+    """
+    source, library = empty((num_bytes // 8,), torch.int64), _library()  # where weights and KV cache lie, too
+    source.fill_(0x3C003C003C003C00)
+    return [source.sum, *([partial(_read_as_weight, library, source)] if library else [])]
 
 
 def measurable() -> tuple[str, ...]:
