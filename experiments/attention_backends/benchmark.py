@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
 from kvlab.attention.registry import attention_backends, select_backend
 from kvlab.errors import BackendError
+from kvlab.kernels.cpu.memory import ways_to_read
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -84,8 +85,6 @@ class ReadProbe:
     def __init__(self, device: str) -> None:
         self._device, self._bytes = device, 2**28 if device == "cpu" else 2**30
         if device == "cpu":
-            from kvlab.lab.machine_rates import ways_to_read  # not on a GPU's machine, which lacks what it imports
-
             self._ways = ways_to_read(self._bytes)
         else:
             self._ways = [torch.ones(self._bytes // 8, dtype=torch.int64, device=device).sum]

@@ -12,11 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
-from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.resolvers import oc
 
 from kvlab.cli.groups import write_out_groups
@@ -209,8 +207,7 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
 
 
 def _yaml(recorded: dict[Any, Any]) -> str:
-    # As OmegaConf.to_yaml writes, which would first make a configuration of it: two thirds of the time.
-    return cast(str, yaml.dump(recorded, sort_keys=False, allow_unicode=True, Dumper=get_omega_conf_dumper()))
+    return OmegaConf.to_yaml(OmegaConf.create(recorded))
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:

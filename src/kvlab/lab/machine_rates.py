@@ -18,8 +18,7 @@ from kvlab.engine.threads import resolve_threads
 from kvlab.errors import KernelError, OutputError
 from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.cache import cache_folder
-from kvlab.kernels.cpu.interface import LinearWeight, WeightFormat
-from kvlab.kernels.cpu.memory import empty
+from kvlab.kernels.cpu.memory import empty, ways_to_read
 from kvlab.kernels.cpu.native import load
 from kvlab.kernels.cpu.paths import int8_rate_in_registers, rates_in_registers
 from kvlab.lab.files import write_text
@@ -100,15 +99,6 @@ def measure(dtype: str, *, read_bytes: int = _READ_BYTES, rows: int = _ROWS) -> 
     return MachineRates(read_bytes / seconds, max(rate, *able), rate)
 
 
-def ways_to_read(num_bytes: int) -> list[Callable[[], object]]:
-    """Calls that read so much memory in order, of which the fastest says how fast the machine does it: a sum, and
-    a product by kvlab's kernel, where there is one.
-    """
-    source, library = empty((num_bytes // 8,), torch.int64), _library()  # where weights and KV cache lie, too
-    source.fill_(0x3C003C003C003C00)
-    return [source.sum, *([partial(_read_as_weight, library, source)] if library else [])]
-
-
 def measurable() -> tuple[str, ...]:
     """What rates there are of on this machine: products in integers are of kvlab's kernels alone."""
     return (*DTYPES[:2], W8A8) if _library() else DTYPES[:2]
@@ -119,15 +109,6 @@ def _library() -> ctypes.CDLL | None:
         return load()
     except KernelError:
         return None
-
-
-def _read_as_weight(library: ctypes.CDLL, source: torch.Tensor, inputs: int = 1024) -> None:
-    """Have kvlab's kernel read all of `source`, as the weight of a product of one row."""
-    outputs = source.nbytes // (2 * inputs)
-    x, out = torch.ones(inputs, dtype=torch.bfloat16), torch.empty(outputs, dtype=torch.bfloat16)
-    weight = LinearWeight(source.data_ptr(), None, None, outputs, inputs, WeightFormat.PLAIN, 2)
-    sides = x.data_ptr(), inputs, 1, ctypes.addressof(weight)
-    library.kvlab_linear(*sides, out.data_ptr(), False, torch.get_num_threads())
 
 
 @torch.inference_mode()
