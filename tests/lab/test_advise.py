@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from kvlab.lab.advise.advice import PLAN, Figures, Proposal, unkept
 from kvlab.lab.advise.adviser import Adviser
 from kvlab.lab.advise.changes import Change, Price, TrafficFacts, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal, Kind
-from kvlab.lab.advise.search import Tried, ranked
-from kvlab.lab.advise.segments import alone, halves
+from kvlab.lab.advise.search import Search, Tried, ranked
+from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
-from kvlab.lab.advise.simulations import Outcome
+from kvlab.lab.advise.simulations import Outcome, Simulations
 from kvlab.simulation.accuracy import PAIRS
 from tests.support.plans import composed
 
@@ -224,6 +224,59 @@ def test_of_gains_that_are_nearly_the_same_the_cheapest_is_first() -> None:
         ]
     )
     assert [single.change.kind for single in found] == ["budget", "devices", "router", "worse", "cannot"]
+
+
+KEYS = {
+    "batch": "scheduler.max_batch_size",
+    "budget": "scheduler.max_batched_tokens",
+    "order": "scheduler.order",
+}
+
+
+class Told(Simulations):
+    """Simulations whose requests take as long as `times_ms` says of the kinds that are changed."""
+
+    def __init__(self, times_ms: dict[frozenset[str], float]) -> None:
+        self.config, self._times_ms = composed("executor=simulated", "hardware=l4"), times_ms
+
+    def run(self, settings: Iterable[Mapping[str, Any]], segment: Segment) -> list[Outcome]:
+        kinds = [frozenset(kind for kind, key in KEYS.items() if key in values) for values in settings]
+        return [outcome([self._times_ms.get(changed, 100.0)] * 40) for changed in kinds]
+
+
+class Chosen(Search):
+    """A search among one change of each kind."""
+
+    def _possible(self, config: Any) -> list[Change]:
+        values = {"batch": 7, "budget": 777, "order": "fcfs"}
+        return [Change(kind, {KEYS[kind]: values[kind]}) for kind in KEYS]
+
+
+def best_plan(times_ms: dict[tuple[str, ...], float], trials: int = 24) -> set[str]:
+    segment, _ = halves(TRACE, requests(40), None, 1000)
+    told = Told({frozenset(kinds): time for kinds, time in times_ms.items()})
+    facts = TrafficFacts(False, False, False, None, 0, False)
+    search = Chosen(told, segment, goal(Kind.LATENCY), facts, 1)
+    return set(search.plan(search.singles(), trials))
+
+
+class TestThePlan:
+    def test_is_nothing_where_no_change_is_better(self) -> None:
+        assert best_plan({("batch",): 99.0, ("order",): 150.0}) == set()
+
+    def test_has_what_is_better_on_top_of_the_best(self) -> None:
+        assert best_plan({("batch",): 60.0, ("budget",): 70.0, ("batch", "budget"): 30.0}, 0) == {"batch", "budget"}
+
+    def test_has_combinations_of_which_no_part_is_the_best_alone(self) -> None:
+        times = {("batch",): 60.0, ("budget",): 80.0, ("order",): 80.0, ("budget", "order"): 20.0}
+        assert best_plan(times, 0) == {"batch"}
+        assert best_plan(times) == {"budget", "order"}
+
+    def test_leaves_out_what_gains_nothing_beside_the_others(self) -> None:
+        times = {("batch",): 60.0, ("budget",): 70.0, ("order",): 80.0, ("batch", "budget"): 30.0}
+        every = ("batch", "budget", "order")
+        assert best_plan(times | {every: 10.0}, 0) == set(every)
+        assert best_plan(times | {every: 10.0, ("budget", "order"): 10.0}, 0) == {"budget", "order"}
 
 
 def test_todays_settings_are_read_as_one_types_them(tmp_path: Path) -> None:
