@@ -142,7 +142,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     """
     is_run = Path(file).is_dir()
     head = "" if is_run else read_head(file)
-    if not is_run and is_trace(file):
+    if not is_run and is_trace(file, head):
         return _as_parquet_or_lines(file, settings)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)

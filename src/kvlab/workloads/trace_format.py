@@ -20,7 +20,7 @@ from typing import Any
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.lines import json_object, read_head, read_lines
+from kvlab.workloads.lines import json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.traces import Place, are_ids
 
@@ -187,13 +187,15 @@ def is_parquet(path: str) -> bool:
         return False
 
 
-def is_trace(path: str) -> bool:
-    """Whether a file is a trace of kvlab, of whatever version. Raises WorkloadError where it cannot be read."""
+def is_trace(path: str, head: str) -> bool:
+    """Whether a file that begins with `head` is a trace of kvlab, of whatever version. Raises WorkloadError for
+    Parquet that cannot be read.
+    """
     if is_parquet(path):
         from kvlab.workloads.trace_parquet import read_first_line
 
         return bool(read_first_line(path))
-    return read_head(path).startswith(f'{{"{MARK}"')
+    return head.startswith(f'{{"{MARK}"')
 
 
 def _read(path: str, block_tokens: int, names: Sequence[str]) -> Iterator[tuple[Place, TracedRequest]]:

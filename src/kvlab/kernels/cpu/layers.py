@@ -69,7 +69,7 @@ class Layers:
         self._width = max(part.scratch_width for part in parts)  # the parts use the same scratch memory in turn
         self._memory = torch.empty(0)
         self._attend = any(part.kind is PartKind.ATTENTION for part in parts)
-        self._sum: ctypes._FuncPointer = _Sum()  # null: what a part gives is whole
+        self._sum: ctypes._FuncPointer | None = None  # what a part gives is whole
         self._sums = torch.empty(0)
         self._failure: BaseException | None = None
         #: Of each operation that is timed.
@@ -124,7 +124,7 @@ class Layers:
         # Every step gets the same memory: the first write to a new page costs more than the write itself.
         if self._memory.numel() < 2 * size + wide:
             self._memory = empty((2 * size + wide,), x.dtype)
-        if self._sum and len(self._sums) < size:
+        if self._sum is not None and len(self._sums) < size:
             self._sums = empty((size,), torch.float32)
         delta, normed, scratch = self._memory[:size], self._memory[size:], self._memory[2 * size :]
         _, blocks, kv_heads, block_size, _ = keys.shape
@@ -152,8 +152,8 @@ class Layers:
             normed=normed.data_ptr(),
             scratch=scratch.data_ptr(),
             times=address(times),
-            sums=self._sums.data_ptr(),
-            sum=ctypes.cast(self._sum, ctypes.c_void_p),
+            sums=address(self._sums),
+            sum=None if self._sum is None else ctypes.cast(self._sum, ctypes.c_void_p),
             tokens=tokens,
             num_sampled=left,
             hidden=self._hidden,

@@ -42,19 +42,21 @@ class OpenAIImporter(JsonLinesImporter):
         if type(samples) is not int or not 1 <= samples <= limits.MAX_SAMPLES:
             raise place.error(f"n is {shown(samples, repr)}; expected 1 to {limits.MAX_SAMPLES} samples")
         output, count = usage.get("completion_tokens"), samples * len(prompts)
-        for number in range(count):
-            tokens, hashes = self.options.hasher.prompt(prompts[number // samples], self.options.encode)
-            # Of several answers the usage is that of all.
-            share = output if count == 1 or output is None else (output + number) // count
-            yield TracedRequest(
-                tokens,
-                self._arrival(place, row),
-                share,
-                hashes,
-                session=None if session is None else str(session),
-                max_tokens=most,
-                temperature=body.get("temperature"),
-            )
+        arrival_s = self._arrival(place, row)
+        for index, prompt in enumerate(prompts):
+            tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
+            for number in range(index * samples, (index + 1) * samples):
+                # Of several answers the usage is that of all.
+                share = output if count == 1 or output is None else (output + number) // count
+                yield TracedRequest(
+                    tokens,
+                    arrival_s,
+                    share,
+                    hashes,
+                    session=None if session is None else str(session),
+                    max_tokens=most,
+                    temperature=body.get("temperature"),
+                )
 
     def _arrival(self, place: Place, row: dict[str, Any]) -> float | None:
         for name in _TIMES:
