@@ -12,6 +12,7 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.executors.torch import TorchExecutor
 from kvlab.engine.sampler import Sampler
 from kvlab.models.config import attention_specs
+from tests.engine.service_loop import wait_until
 from tests.support.engines import drain, make_engine, request, run, step_until
 from tests.support.model import expected_tokens, tiny_config, tiny_decoder
 from tests.support.tiers import SlowStore, tier_of, tiered_pool
@@ -141,6 +142,7 @@ def test_a_page_that_cannot_be_read_is_computed_and_leaves_its_tier() -> None:
     engine = make_engine(tiered_pool(24, 0, store))
     run(engine, request("a", LONG, 2))
     run(engine, request("filler", 90, 4))
+    wait_until(lambda: len(store.pages) == len(tier_of(engine)))  # another thread writes
     broken = list(store.pages)[-5]  # the tail of a prompt is evicted first
     store.broken.add(broken)
     sequences = run(engine, *(request(f"a{n}", LONG, 6, prompt_of="a") for n in range(3)))

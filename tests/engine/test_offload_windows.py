@@ -13,6 +13,7 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.host import BlockPages
+from tests.engine.service_loop import wait_until
 from tests.support.engines import run
 from tests.support.tiers import SlowStore, poison_evicted, slow_tier, tier_of
 
@@ -83,6 +84,7 @@ def test_a_page_of_one_group_that_cannot_be_read_makes_its_sequences_begin_anew(
     offload.tiers, offload._room = [tier], offload._room | {tier: offload._room[offload.tiers[0]]}
     half = len(traffic()) // 2
     sequences = run(engine, *traffic()[:half])
+    wait_until(lambda: len(store.pages) == len(tier))  # another thread writes
     store.broken.update(random.Random(1).sample(sorted(store.pages), len(store.pages) // 8))
     sequences += run(engine, *traffic()[half:])
     assert outputs(sequences) == undisturbed()
