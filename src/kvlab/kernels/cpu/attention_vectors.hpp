@@ -13,7 +13,7 @@
 #include "attention.hpp"
 
 constexpr int TILE_KEYS = 64;     // keys packed at once
-constexpr int ROWS_AT_ONCE = 96;  // query rows that share a packed tile, unless one group has more
+constexpr int ROWS_AT_ONCE = 192; // query rows that share a packed tile, unless one group has more
 constexpr int FEW_KEYS = 32;      // with few rows, the least: fewer tiles, but less in the order of memory
 constexpr int UNPACKED_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
@@ -470,16 +470,21 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         const int width = (count + LANES - 1) / LANES * LANES;
         locate(std::min(visit + 1, visits - 1));
         const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
-        score_of(key_rows[now], key_rows[next], count, rows, shape, scratch.queries + head * rows * shape.steps,
-                 scratch);
-        for (int row = 0; row < rows; ++row) {
-            const int position = first_position + item.first_query + row / group - first;
+        // Rows see keys up to their own and, with a window, from its begin on. What sees none of the tile is left out, but
+        // never so many rows that the others would be few, whose products add in another order.
+        const int offset = first - first_position - item.first_query;  // of the tile, in queries
+        const int last_seen = problem.window > 0 ? (offset + count + problem.window - 1) * group : rows;
+        const int last_row = std::clamp(last_seen, std::min(rows, UNPACKED_ROWS + 1), rows);
+        const int first_row = std::clamp(offset * group, 0, std::max(0, last_row - UNPACKED_ROWS - 1));
+        const int state = head * rows + first_row;
+        score_of(key_rows[now], key_rows[next], count, last_row - first_row, shape, scratch.queries + state * shape.steps, scratch);
+        for (int row = first_row; row < last_row; ++row) {
+            const int position = row / group - offset;  // in the tile
             const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, scales[now], score_factor, of_values.before, row, head * rows + row, begin,
+            soften<Type>(problem, shape, scales[now], score_factor, of_values.before, row - first_row, head * rows + row, begin,
                          std::min(position + 1, count), width);
         }
-        add_of(value_rows[now], value_rows[next], count, rows, shape,
-               scratch.sums + head * rows * shape.channels, scratch);
+        add_of(value_rows[now], value_rows[next], count, last_row - first_row, shape, scratch.sums + state * shape.channels, scratch);
     }
 
     float* partial = partials + int64_t(item.partial) * (shape.channels + 2);
