@@ -22,7 +22,6 @@ namespace {
 constexpr int QUAD = 4;
 constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // at once: with two panels their sums fit the registers
 constexpr int INT8_PANELS = 8;                   // that share the rows of a block while they are in the cache
-constexpr int INT8_AHEAD = 8192;                 // bytes between prefetch and use
 
 // What is left of a quad that was split.
 struct Rest {
@@ -106,10 +105,11 @@ void multiply_quads(const Product& product, const Int8Rows& rows, int first, int
     Ints sums[COUNT][VECTORS] = {};
     for (int quad = 0; quad < quads; ++quad) {
         const char* const at = weights + int64_t(quad) * Int8Quads::BYTES;
+        const int64_t ahead = bytes_ahead<VECTORS>(int64_t(quad) * Int8Quads::BYTES, panel_size);
         Words right[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
-            __builtin_prefetch(at + v * panel_size + INT8_AHEAD);
+            __builtin_prefetch(at + v * panel_size + ahead);
             right[v] = load_words(at + v * panel_size);
         }
 #pragma GCC unroll 24

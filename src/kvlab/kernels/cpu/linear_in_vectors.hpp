@@ -18,8 +18,7 @@ thread_local Buffer packed_blocks;
 
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
 constexpr int PANELS = 8;                    // that share a block of rows while it is in the cache
-constexpr int AHEAD = 8192;                  // bytes between prefetch and use
-constexpr int PIECE = 128;                   // pairs, at most, of what is computed in parts
+constexpr int PIECE = 128;                   // pairs, at most, of what is packed, or computed in parts, at once
 
 INLINE float from_bfloat16(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
@@ -59,18 +58,19 @@ struct VectorProduct : ProductOf<Element> {
 };
 
 // Add the products of pairs [begin, end): COUNT rows of a block, from `first` on, by VECTORS panels.
-template <class Weight, class Arithmetic, int COUNT, int VECTORS, class Element>
+template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
 INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int first, int panel, int begin, int end,
-                           Floats (&sums)[COUNT][VECTORS]) {
+                           int part, Floats (&sums)[COUNT][VECTORS]) {
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
     const float* x = product.x + ((int64_t(block) * product.pairs + begin) * ROWS + first) * PER_PAIR;
     const char* weights = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
     for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
+        const int64_t ahead = bytes_ahead<VECTORS>(int64_t(pair) * Weight::BYTES, panel_size);
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v)
+        for (int v = 0; v < VECTORS; v += PARTS)
             for (int line = 0; line < Weight::BYTES; line += 64)
-                __builtin_prefetch(weights + v * panel_size + line + AHEAD);
+                __builtin_prefetch(weights + (v + part) * panel_size + line + ahead);
 #pragma GCC unroll 2
         for (int input = PER_PAIR - 1; input >= 0; --input) {
             decltype(Arithmetic::template weights<Weight>(weights, input)) right[VECTORS];
@@ -86,9 +86,9 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
     }
 }
 
-// PARTS times COUNT rows of a block against VECTORS panels.
+// PARTS times COUNT rows of a block against VECTORS panels. Inlined, it would share registers with its caller, and sums be spilled.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
-void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
+[[gnu::noinline]] void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
     alignas(64) float waiting[PARTS][COUNT][VECTORS][LANES];  // sums
     const int pieces = PARTS == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
     for (int piece = 0; piece < pieces; ++piece)
@@ -100,7 +100,7 @@ void multiply_block(const VectorProduct<Element>& product, int block, int panel)
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = piece ? load(waiting[part][row][v]) : Floats{};
             const int begin = int(int64_t(product.pairs) * piece / pieces), end = int(int64_t(product.pairs) * (piece + 1) / pieces);
-            multiply_pairs<Weight, Arithmetic>(product, block, part * COUNT, panel, begin, end, sums);
+            multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part * COUNT, panel, begin, end, part, sums);
             if (piece + 1 < pieces) {
 #pragma GCC unroll 24
                 for (int row = 0; row < COUNT; ++row)
@@ -144,18 +144,19 @@ void multiply(const VectorProduct<Element>& product, int block, int first, int l
     multiply_panels<Weight, Arithmetic, 12, 1>(product, block, first, last);
 }
 
-// What follows packs a block of x. Rows beyond the last are zero.
+// What follows packs pairs [begin, end) of a block of x; `begin` is a multiple of LANES. Rows beyond the last are
+// zero as far as they are multiplied.
 
-void pack_rows(const float* x, int64_t stride, int rows, int inputs, int block, float* out) {
+void pack_rows(const float* x, int64_t stride, int rows, int inputs, int block, int begin, int end, float* out) {
     const int first = block * ROWS, pairs = (inputs + 1) / 2;
     out += int64_t(block) * pairs * ROWS * 2;
     for (int row = 0; row < ROWS; ++row) {
         const float* from = x + (first + row) * stride;
         const int count = first + row < rows ? inputs : 0;
-        float* to = out + row * 2;
-        int pair = 0;
-        for (; 2 * pair + 1 < count; ++pair, to += ROWS * 2) std::memcpy(to, from + 2 * pair, 2 * sizeof to[0]);
-        for (; pair < pairs; ++pair, to += ROWS * 2) {
+        float* to = out + (int64_t(begin) * ROWS + row) * 2;
+        int pair = begin;
+        for (; pair < end && 2 * pair + 1 < count; ++pair, to += ROWS * 2) std::memcpy(to, from + 2 * pair, 2 * sizeof to[0]);
+        for (; pair < end; ++pair, to += ROWS * 2) {
             to[0] = 2 * pair < count ? from[2 * pair] : 0.0f;
             to[1] = 0.0f;
         }
@@ -175,7 +176,7 @@ INLINE void store_pairs(Words pairs, int count, float* to) {
 }
 
 template <int PER_PAIR>
-void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int block, float* out) {
+void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int block, int begin, int end, float* out) {
     const int first = block * ROWS, count = std::min(ROWS, rows - first), pairs = (inputs + 1) / 2;
     const auto pair_of = [&](int row, int pair) {
         uint32_t both = 0;
@@ -183,9 +184,9 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
         return both;
     };
     out += int64_t(block) * pairs * ROWS * PER_PAIR;
-    for (int pair = 0; pair < pairs; pair += LANES) {
-        const int width = std::min(LANES, pairs - pair);
-        for (int row = 0; row < ROWS; row += LANES) {
+    for (int pair = begin; pair < end; pair += LANES) {
+        const int width = std::min(LANES, end - pair);
+        for (int row = 0; row < count; row += LANES) {
             Words tile[LANES];
             for (int i = 0; i < LANES; ++i) {
                 tile[i] = Words{};
@@ -235,12 +236,15 @@ void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_
     const int at_once = std::max(1, groups / (threads * 16));
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) collapse(2)
         for (int block = 0; block < blocks; ++block)
-            if constexpr (sizeof(Element) == 4)
-                pack_rows(x, x_stride, rows, inputs, block, packed_x);
-            else
-                pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, packed_x);
+            for (int begin = 0; begin < whole.pairs; begin += PIECE) {
+                const int end = std::min(begin + PIECE, whole.pairs);
+                if constexpr (sizeof(Element) == 4)
+                    pack_rows(x, x_stride, rows, inputs, block, begin, end, packed_x);
+                else
+                    pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, begin, end, packed_x);
+            }
 #pragma omp for schedule(dynamic, at_once)
         for (int group = 0; group < groups; ++group) {
             const int first = group * PANELS, last = std::min(first + PANELS, panels);

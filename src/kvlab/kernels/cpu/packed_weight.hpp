@@ -90,6 +90,14 @@ struct ProductOf {
 
 using Product = ProductOf<uint16_t>;
 
+// From a vector to the one that is prefetched with it, where so many panels are read side by side, `at` bytes from their
+// beginnings: further on in its panel, or as far behind the beginning of the panel that comes next in its place.
+template <int PANELS_AT_ONCE>
+INLINE int64_t bytes_ahead(int64_t at, int64_t panel_size) {
+    constexpr int AHEAD = 8192;
+    return at + AHEAD < panel_size ? AHEAD : AHEAD + (PANELS_AT_ONCE - 1) * panel_size;
+}
+
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
 // The outputs of a row and a panel, in float32. WHOLE: none is cut off.
