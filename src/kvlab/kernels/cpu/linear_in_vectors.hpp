@@ -57,13 +57,14 @@ struct VectorProduct : ProductOf<Element> {
     int first_panel = 0;  // at `weights`
 };
 
-// Add the products of pairs [begin, end): COUNT rows of a block, from `first` on, by VECTORS panels.
+// Add the products of pairs [begin, end): COUNT rows of a block, its part number `part`, by VECTORS panels. Each part prefetches its
+// share of what comes next.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
-INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int first, int panel, int begin, int end,
-                           int part, Floats (&sums)[COUNT][VECTORS]) {
+INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int part, int panel, int begin, int end,
+                           Floats (&sums)[COUNT][VECTORS]) {
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
-    const float* x = product.x + ((int64_t(block) * product.pairs + begin) * ROWS + first) * PER_PAIR;
+    const float* x = product.x + ((int64_t(block) * product.pairs + begin) * ROWS + part * COUNT) * PER_PAIR;
     const char* weights = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
     for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
         const int64_t ahead = bytes_ahead<VECTORS>(int64_t(pair) * Weight::BYTES, panel_size);
@@ -88,7 +89,7 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
 
 // PARTS times COUNT rows of a block against VECTORS panels. Inlined, it would share registers with its caller, and sums be spilled.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
-[[gnu::noinline]] void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
+__attribute__((noinline)) void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
     alignas(64) float waiting[PARTS][COUNT][VECTORS][LANES];  // sums
     const int pieces = PARTS == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
     for (int piece = 0; piece < pieces; ++piece)
@@ -100,7 +101,7 @@ template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, cla
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = piece ? load(waiting[part][row][v]) : Floats{};
             const int begin = int(int64_t(product.pairs) * piece / pieces), end = int(int64_t(product.pairs) * (piece + 1) / pieces);
-            multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part * COUNT, panel, begin, end, part, sums);
+            multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part, panel, begin, end, sums);
             if (piece + 1 < pieces) {
 #pragma GCC unroll 24
                 for (int row = 0; row < COUNT; ++row)
