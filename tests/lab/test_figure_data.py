@@ -20,7 +20,7 @@ from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.pool_map import pool_image
 from kvlab.lab.figures.service_levels import attainment_windows
 from kvlab.lab.figures.timeline import Span, phase_spans, shown_requests
-from kvlab.lab.results.artifacts import write_blocks
+from kvlab.lab.results.artifacts import blocks_table
 from kvlab.lab.results.records import read_run
 from kvlab.lab.results.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step
@@ -294,7 +294,7 @@ class TestNumbers:
 
     def test_block_events_are_written_and_read_back(self, tmp_path: Path) -> None:
         recorded = events((0, A, 3, 1), (0, S, 3, 0), (4, C, 3, -1))
-        write_blocks(tmp_path, recorded)
+        pq.write_table(blocks_table(recorded), tmp_path / "blocks.parquet")
         (tmp_path / "summary.json").write_text("{}")
         back = read_run(tmp_path).blocks()
         assert back is not None

@@ -24,34 +24,32 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
 
     Each is tried, whatever became of the others. Returns why some could not be written.
     """
-    pulled = None if log.pulls is None else pulled_tokens(log.pulls)
-    writers: list[Callable[[], None]] = [
-        partial(write_summary, directory, summary),
-        partial(write_text, directory / "config.yaml", config_yaml),
-        lambda: _write_table(
-            directory / records.REQUESTS,
-            records.request_table(log.records, log.engine_report, log.replica_names, pulled),
-        ),
-    ]
-    if log.engine_report is None:
-        writers.append(lambda: _write_table(directory / records.STEPS, records.step_table(log.steps)))
-    elif log.engine_report.series.columns:
-        series = log.engine_report.series
-        writers.append(lambda: _write_table(directory / records.SERIES, records.series_table(series)))
-    if log.routed:
-        writers.append(lambda: _write_table(directory / records.ROUTES, routes_table(log.routed)))
-    if log.holdings is not None and log.holdings.history:
-        prefixes = prefixes_table(log.holdings)
-        writers.append(lambda: _write_table(directory / records.PREFIXES, prefixes))
-    if log.scaled:
-        scaled = pa.Table.from_pylist([event._asdict() for event in log.scaled])
-        writers.append(lambda: _write_table(directory / records.SCALED, scaled))
+    fleet, report = log.fleet, log.engine_report
+    names, pulls = ([], None) if fleet is None else (fleet.names, fleet.pulls)
+    pulled = None if pulls is None else pulled_tokens(pulls)
+    tables: dict[str, Callable[[], pa.Table]] = {}
+    tables[records.REQUESTS] = partial(records.request_table, log.records, report, names, pulled)
+    if report is None:
+        tables[records.STEPS] = partial(records.step_table, log.steps)
+    elif report.series.columns:
+        tables[records.SERIES] = partial(records.series_table, report.series)
+    if fleet is not None:
+        if fleet.routed:
+            tables[records.ROUTES] = partial(routes_table, fleet.routed)
+        if fleet.holdings is not None and fleet.holdings.history:
+            tables[records.PREFIXES] = partial(prefixes_table, fleet.holdings)
+        if fleet.scaled:
+            tables[records.SCALED] = lambda: pa.Table.from_pylist([event._asdict() for event in fleet.scaled])
     if log.blocks is not None:
-        writers.append(partial(write_blocks, directory, log.blocks))
+        tables[records.BLOCKS] = partial(blocks_table, log.blocks)
     errors: list[OutputError] = []
-    for write in writers:
-        with attempt(errors):
-            write()
+    with attempt(errors):
+        write_summary(directory, summary)
+    with attempt(errors):
+        write_text(directory / "config.yaml", config_yaml)
+    for name, make in tables.items():
+        with attempt(errors), replacing(directory / name) as own:
+            pq.write_table(make(), own)
     return errors
 
 
@@ -61,15 +59,9 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     write_text(directory / records.SUMMARY, text + "\n")
 
 
-def write_blocks(directory: Path, events: BlockEvents) -> None:
-    """Write a run's block events: `step`, `block`, `event` by name, and the `sequence` whose reference it was as
-    its row in requests.parquet, -1 for none. Raises OutputError.
+def blocks_table(events: BlockEvents) -> pa.Table:
+    """A run's block events as the table of blocks.parquet: `step`, `block`, `event` by name, and the `sequence`
+    whose reference it was as its row in requests.parquet, -1 for none.
     """
     names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(records.BLOCK_EVENTS))
-    columns = {"step": events.step, "block": events.block, "event": names, "sequence": events.sequence}
-    _write_table(directory / records.BLOCKS, pa.table(columns))
-
-
-def _write_table(file: Path, table: pa.Table) -> None:
-    with replacing(file) as own:
-        pq.write_table(table, own)
+    return pa.table({"step": events.step, "block": events.block, "event": names, "sequence": events.sequence})

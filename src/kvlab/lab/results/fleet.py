@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,10 @@ from kvlab.fleet.holdings import Duplicates, Holdings
 from kvlab.fleet.transfer import Transfer
 from kvlab.lab.results.requests import latencies_ms
 from kvlab.lab.results.tables import new_table
+from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.fleet_log import FleetLog
+from kvlab.lab.run.plan import RunPlan
+from kvlab.workloads.prefixes import prefix_tree
 
 
 class ReplicaFigures(NamedTuple):
@@ -36,15 +39,12 @@ class ReplicaFigures(NamedTuple):
 
 
 def replica_figures(
-    records: Sequence[RequestRecord],
-    steps: StepLog,
-    replicas: int,
-    pulled: Mapping[int, int] = MappingProxyType({}),
-    routed: Sequence[Routed] = (),
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, fleet: FleetLog | None = None
 ) -> list[ReplicaFigures]:
-    """The figures of each replica, in order. `pulled`: tokens of prompts that others computed for what decodes;
-    prompts that were `routed` to another first count there.
+    """The figures of each replica, in order. With what the `fleet` did, a prompt counts where it was computed, and
+    not where its K and V were pulled.
     """
+    pulled, routed = ({}, []) if fleet is None else (fleet.pulled_tokens, fleet.routed)
     figures, apart = [], {chosen.request_id for chosen in routed if chosen.stage == "prefill"}
     starts, ends, taken_by = steps.column("start_s"), steps.column("end_s"), steps.column("replica")
     running, waiting, seconds = steps.column("running"), steps.column("waiting"), ends - starts
@@ -76,29 +76,53 @@ def replica_figures(
     return figures
 
 
-def fleet_metrics(
-    records: Sequence[RequestRecord], steps: StepLog, replicas: int, transfers: Sequence[Transfer] = ()
-) -> dict[str, float]:
+def fleet_metrics(plan: RunPlan, log: RunLog, fleet: FleetLog) -> dict[str, float]:
     """The figures of all replicas together that no sum over steps gives."""
+    pools, size, settings = [replica.pool for replica in plan.replicas], plan.pool.block_size, plan.config.fleet
+    metrics = _together(log.records, log.steps, len(pools)) | {
+        "capacity/kv_bytes": sum(pool.num_bytes for pool in pools),
+        "capacity/token_slots": sum(pool.token_slots for pool in pools),
+    }
+    if fleet.transfers:
+        milliseconds = [1000 * (transfer.end_s - transfer.ready_s) for transfer in fleet.transfers]
+        p50, p99 = np.percentile(milliseconds, [50, 99]).tolist()
+        metrics |= {"fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
+        metrics["fleet/transfers"] = len(milliseconds)
+        metrics["fleet/transfer_bytes"] = sum(transfer.num_bytes for transfer in fleet.transfers)
+    if settings.life:
+        metrics |= {"fleet/retried": fleet.retried, "fleet/lost_tokens": fleet.lost_tokens}
+    if fleet.store is not None:
+        metrics["fleet/store_written_blocks"] = fleet.store.stored
+        metrics["fleet/store_loaded_blocks"] = fleet.store.loaded
+        metrics["fleet/store_hit_tokens"] = fleet.store.hits * size
+    if fleet.pulls is not None:
+        metrics["fleet/pulls"] = len(fleet.pulls)
+        metrics["fleet/pulled_bytes"] = sum(pull.num_bytes for pull in fleet.pulls)
+        metrics["fleet/pulled_hit_tokens"] = fleet.pulled_hits * size
+    if fleet.holdings is not None:
+        metrics |= _duplicates(fleet.holdings.duplicates)
+        metrics["fleet/hit_rate_ceiling"] = prefix_tree(plan.requests, size).most_hit_rate
+    if fleet.replica_s is not None:
+        metrics["fleet/replicas_mean"] = fleet.replica_s / max(log.duration_s, 1e-9)
+        metrics["fleet/started"] = sum(scaled.event == "start" for scaled in fleet.scaled)
+    return metrics
+
+
+def _together(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> dict[str, float]:
+    """How even the work was, what prompts found, and how many sequences ran at one moment."""
     every = replica_figures(records, steps, replicas)
     work = [one.prompt_tokens - one.hit_tokens + one.output_tokens for one in every]
-    starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
     metrics = {
         "fleet/replicas": float(replicas),
         "fleet/imbalance": max(work) / (sum(work) / replicas) if sum(work) else 1.0,
         "fleet/busy_least": 100 * min(one.busy for one in every),
     }
-    if prompts := sum(
-        record.prompt_tokens for record in records if not record.sample and record.scheduled_s is not None
-    ):
-        hits = sum(record.cached_tokens for record in records if not record.sample)
+    firsts = [record for record in records if not record.sample]
+    if prompts := sum(record.prompt_tokens for record in firsts if record.scheduled_s is not None):
+        hits = sum(record.cached_tokens for record in firsts)
         metrics |= {"kv/prefix_hit_tokens": hits, "kv/prefix_hit_rate": hits / prompts}
-    if transfers:
-        milliseconds = [1000 * (transfer.end_s - transfer.ready_s) for transfer in transfers]
-        p50, p99 = np.percentile(milliseconds, [50, 99]).tolist()
-        metrics |= {"fleet/transfers": len(transfers), "fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
-        metrics["fleet/transfer_bytes"] = sum(transfer.num_bytes for transfer in transfers)
     if len(steps):
+        starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
         own = steps.column("replica")
         change = running.copy()  # of the replica's running sequences, as each step begins
         for replica in range(replicas):
@@ -111,16 +135,7 @@ def fleet_metrics(
     return metrics
 
 
-def pull_metrics(pulls: Sequence[Transfer], hit_tokens: int) -> dict[str, float]:
-    """What replicas pulled of prefixes that others had."""
-    return {
-        "fleet/pulls": len(pulls),
-        "fleet/pulled_bytes": sum(pull.num_bytes for pull in pulls),
-        "fleet/pulled_hit_tokens": hit_tokens,
-    }
-
-
-def duplicate_metrics(duplicates: Duplicates) -> dict[str, float]:
+def _duplicates(duplicates: Duplicates) -> dict[str, float]:
     """Tokens that several replicas hold: over the time so far, and the most."""
     seconds, held_s, peak_held = duplicates.at_s, duplicates.held_s, duplicates.peak_held
     return {

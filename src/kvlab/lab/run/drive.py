@@ -15,12 +15,8 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
-from kvlab.fleet.fleet import Routed
-from kvlab.fleet.holdings import Holdings
-from kvlab.fleet.scale import Scaled
-from kvlab.fleet.transfer import Transfer
 from kvlab.kv.journal import BlockEvents
-from kvlab.kv.tiers.tier import TierCounts
+from kvlab.lab.run.fleet_log import FleetLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
@@ -38,18 +34,7 @@ class RunLog:
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
     engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
-    routed: list[Routed] = field(default_factory=list)  # of a fleet: what its router chose, in that order
-    transfers: list[Transfer] = field(default_factory=list)  # between its replicas
-    pulled_tokens: dict[int, int] = field(default_factory=dict)  # of prompts, by replicas that decode
-    replica_names: list[str] = field(default_factory=list)  # of each, its group's; none where all are of one
-    scaled: list[Scaled] = field(default_factory=list)  # replicas that started and stopped by a rule
-    replica_s: float = 0.0  # seconds of all replicas together, where a rule decides that
-    pulls: list[Transfer] | None = None  # of prefixes that another replica had; None: they are not pulled
-    pulled_hits: int = 0  # blocks of prompts that came by them
-    holdings: Holdings | None = None  # who has what, where that was followed
-    store: TierCounts | None = None  # of a store that the replicas have in common
-    retried: int = 0  # requests that were lost with a replica and sent again
-    lost_tokens: int = 0  # that replicas which died had computed
+    fleet: FleetLog | None = None  # of several replicas: what they did beside that
     blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.lab.explain.prompt_tokens import Reason
-from kvlab.lab.results.fleet import duplicate_metrics, fleet_metrics, pull_metrics
+from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
 from kvlab.lab.run.drive import RunLog
@@ -11,7 +11,6 @@ from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import Served
-from kvlab.workloads.prefixes import prefix_tree
 
 
 def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
@@ -22,25 +21,8 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
     own = plan if isinstance(plan, RunPlan) else None
     metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
     if own is not None:
-        if (replicas := own.config.fleet.replicas) > 1:
-            metrics |= fleet_metrics(log.records, log.steps, replicas, log.transfers)
-            if own.config.fleet.life:
-                metrics |= {"fleet/retried": log.retried, "fleet/lost_tokens": log.lost_tokens}
-            if log.store is not None:
-                metrics["fleet/store_written_blocks"] = log.store.stored
-                metrics["fleet/store_loaded_blocks"] = log.store.loaded
-                metrics["fleet/store_hit_tokens"] = log.store.hits * own.pool.block_size
-            if log.pulls is not None:
-                metrics |= pull_metrics(log.pulls, log.pulled_hits * own.pool.block_size)
-            if log.holdings is not None:
-                metrics |= duplicate_metrics(log.holdings.duplicates)
-                metrics["fleet/hit_rate_ceiling"] = prefix_tree(own.requests, own.pool.block_size).most_hit_rate
-            if own.config.fleet.rules:
-                metrics["fleet/replicas_mean"] = log.replica_s / max(log.duration_s, 1e-9)
-                metrics["fleet/started"] = sum(scaled.event == "start" for scaled in log.scaled)
-            pools = [replica.pool for replica in own.replicas]
-            metrics["capacity/kv_bytes"] = sum(pool.num_bytes for pool in pools)
-            metrics["capacity/token_slots"] = sum(pool.token_slots for pool in pools)
+        if log.fleet is not None:
+            metrics |= fleet_metrics(own, log, log.fleet)
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
         metrics |= _prompts(served) | _energy(own, log, metrics["tokens/output"])
@@ -55,8 +37,9 @@ def _energy(plan: RunPlan, log: RunLog, output_tokens: float) -> dict[str, float
     if plan.is_real or not output_tokens or len(watts) < len(devices) or not all(watts):
         return {}
     joules = sum(watts) * log.duration_s
-    if plan.config.fleet.rules:  # what it has stopped takes nothing; unequal ones count as the largest
-        joules = min(joules, max(watts) * log.replica_s)
+    if log.fleet is not None and log.fleet.replica_s is not None:
+        # What it has stopped takes nothing; unequal ones count as the largest.
+        joules = min(joules, max(watts) * log.fleet.replica_s)
     return {"energy/output_token_j_most": joules / output_tokens}
 
 

@@ -123,9 +123,8 @@ class Reporter:
     def served(self, plan: RunPlan | PeerPlan, served: Served, sure: Predicted | None) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
-        if isinstance(plan, RunPlan) and len(plan.replicas) > 1 and not self.context.in_sweep:
-            count = len(plan.replicas)
-            figures, first = replica_figures(log.records, log.steps, count, log.pulled_tokens, log.routed), 0
+        if isinstance(plan, RunPlan) and log.fleet is not None and not self.context.in_sweep:
+            figures, first = replica_figures(log.records, log.steps, len(plan.replicas), log.fleet), 0
             for name, count, _ in plan.parts:
                 if name:
                     self.console.print(f"\n{name}", soft_wrap=True)

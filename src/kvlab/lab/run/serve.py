@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 from kvlab.core import StepRecord
@@ -23,10 +22,11 @@ from kvlab.fleet.build import TimedExecutor
 from kvlab.fleet.fleet import Fleet
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
-from kvlab.kv.tiers.tier import Tier, TierCounts
+from kvlab.kv.tiers.tier import Tier
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.fleet import make_fleet
+from kvlab.lab.run.fleet_log import FleetLog
 from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.playback import Playback
@@ -152,28 +152,10 @@ def simulated(plan: RunPlan) -> RunLog:
 
 
 def finish_log(engine: ServingEngine, log: RunLog) -> None:
-    """Add what a fleet knows of a run: the steps of all replicas by time, choices, retries and transfers."""
+    """Add what a fleet knows of a run, and sort the steps of all replicas by time."""
     if isinstance(engine, Fleet):
         log.steps.sort()
-        log.routed, log.retried, log.lost_tokens = engine.routed, engine.retried, engine.lost_tokens
-        if engine.scalers:
-            always = len(engine.replicas) - sum(len(replicas) for _, replicas in engine.router.config.rules)
-            log.replica_s = always * log.duration_s + sum(each.finish(log.duration_s) for each in engine.scalers)
-            log.scaled = sorted((event for each in engine.scalers for event in each.events), key=itemgetter(0))
-        if counts := [side.counts for side in engine.sides.values()]:
-            totals = {name: sum(getattr(each, name) for each in counts) for name in ("stored", "loaded", "hits")}
-            log.store = TierCounts(**totals)
-        if engine.neighbours:
-            log.pulls = [pull for neighbour in engine.neighbours for pull in neighbour.pulls]
-            log.pulled_hits = sum(neighbour.counts.hits for neighbour in engine.neighbours)
-        if (holdings := engine.holdings) is not None:
-            holdings.until(log.duration_s)
-            log.holdings = holdings
-        log.replica_names = engine.router.config.names
-        if (split := engine.split) is not None:
-            log.transfers = split.transfers
-            size = engine.views[0].block_size
-            log.pulled_tokens = {index: tier.counts.hits * size for index, tier in split.tiers.items()}
+        log.fleet = FleetLog.of(engine, log.duration_s)
 
 
 def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:
