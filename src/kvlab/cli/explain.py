@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kvlab.fleet.fleet import Routed
     from kvlab.lab.explain.changes import Change
-    from kvlab.lab.explain.lives import Key, Life
+    from kvlab.lab.explain.lives import Life, SampleKey
     from kvlab.lab.explain.recorded import RecordedExplanation
     from kvlab.lab.explain.replayed import Explanation
     from kvlab.lab.terminal import Terminal
@@ -101,7 +101,9 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
         )
 
 
-def _resimulated(told: Explanation, settings: ExplainSettings, keys: list[Key]) -> tuple[Explanation | None, str]:
+def _resimulated(
+    told: Explanation, settings: ExplainSettings, keys: list[SampleKey]
+) -> tuple[Explanation | None, str]:
     """A run that computed its steps, simulated by their times, and how far off that is; None where it is too far
     or cannot be.
     """
@@ -158,7 +160,7 @@ def _show_all(told: Explanation, slowest: int, console: Terminal) -> None:
     console.print(f"one of them, and what would have helped: request={name}")
 
 
-def _show_mostly(title: str, rows: dict[str, list[Key]], told: Explanation, console: Terminal) -> None:
+def _show_mostly(title: str, rows: dict[str, list[SampleKey]], told: Explanation, console: Terminal) -> None:
     """The mean time of these requests, and the two terms that have most of it."""
     from kvlab.lab.results.tables import new_table
 
@@ -172,7 +174,7 @@ def _show_mostly(title: str, rows: dict[str, list[Key]], told: Explanation, cons
     console.print(table)
 
 
-def _show_one(told: Explanation, key: Key, console: Terminal) -> None:
+def _show_one(told: Explanation, key: SampleKey, console: Terminal) -> None:
     """One request's terms, and its prompt."""
     record, life = told.records[key], told.lives[key]
     output = len(record.output_token_ids)
@@ -249,7 +251,7 @@ def _show_changes(changes: list[Change], name: str, console: Terminal) -> None:
     console.print(table)
 
 
-def _as_json(told: Explanation, keys: list[Key], changes: list[Change]) -> dict[str, Any]:
+def _as_json(told: Explanation, keys: list[SampleKey], changes: list[Change]) -> dict[str, Any]:
     from dataclasses import asdict
 
     requests = []

@@ -15,8 +15,7 @@ from kvlab.config.groups import with_settings
 from kvlab.core import Request, RequestRecord
 from kvlab.errors import ConfigError
 from kvlab.kv.pools import POOLS
-from kvlab.lab.explain.lives import Cause
-from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.lives import Cause, SampleKey
 from kvlab.lab.explain.prompt_tokens import Reason
 from kvlab.lab.explain.replayed import Explanation
 from kvlab.lab.run.plan import RunPlan
@@ -40,7 +39,7 @@ class Change:
 
 
 def counterfactuals(
-    explained: Explanation, keys: Sequence[SequenceKey], on_change: Callable[[str], None] = lambda what: None
+    explained: Explanation, keys: Sequence[SampleKey], on_change: Callable[[str], None] = lambda what: None
 ) -> list[Change]:
     """A simulated run as it was, and with each of the changes that may help these requests, simulated again."""
     changes = [_measured("as it was", "", list(explained.records.values()), keys)]
@@ -50,16 +49,14 @@ def counterfactuals(
     return changes
 
 
-def _measured(
-    what: str, settings: str, records: Collection[RequestRecord], keys: Collection[SequenceKey]
-) -> Change:
+def _measured(what: str, settings: str, records: Collection[RequestRecord], keys: Collection[SampleKey]) -> Change:
     ended = [record.e2el_ms for record in records if record.completed and record.e2el_ms is not None]
     asked = [record.e2el_ms for record in records if record.key in keys and record.e2el_ms is not None]
     mean, p99 = (float(np.mean(ended)), float(np.percentile(ended, 99))) if ended else (np.nan, np.nan)
     return Change(what, settings, float(np.mean(asked)) if asked else np.nan, mean, p99)
 
 
-def _changed(explained: Explanation, keys: Collection[SequenceKey]) -> Iterator[tuple[str, str, RunPlan]]:
+def _changed(explained: Explanation, keys: Collection[SampleKey]) -> Iterator[tuple[str, str, RunPlan]]:
     """The changes, each with its settings and its plan. What has no effect on what these requests waited for, or
     on what their prompts lacked, is left out.
     """
@@ -112,7 +109,7 @@ def _with_settings(plan: RunPlan, settings: dict[str, Any]) -> RunPlan:
     return replace(plan, config=with_settings(plan.config, settings))
 
 
-def _half(plan: RunPlan, keys: Collection[SequenceKey]) -> list[Request]:
+def _half(plan: RunPlan, keys: Collection[SampleKey]) -> list[Request]:
     """Every second conversation, and those that are asked about: what twice the replicas would leave."""
     asked, roots = {key[0] for key in keys}, dict[str, int]()
     for request in plan.requests:

@@ -11,9 +11,9 @@ from kvlab.config import FrameworkConfig
 from kvlab.core import Request
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun, calibrate
-from kvlab.lab.explain.lives import Key as SequenceKey
-from kvlab.lab.explain.replayed import Explanation, served_from
-from kvlab.lab.run.drive import drive
+from kvlab.lab.explain.lives import SampleKey
+from kvlab.lab.explain.replayed import Explanation
+from kvlab.lab.run.serve import simulated
 from kvlab.simulation.timings.fitted import FittedTiming
 
 _MOST_OFF = 0.1  # of the mean time of all requests, and of those that are asked about
@@ -30,7 +30,7 @@ class Resimulation:
     agrees: bool
 
 
-def resimulate(explained: Explanation, run: RealRun, keys: Collection[SequenceKey]) -> Resimulation:
+def resimulate(explained: Explanation, run: RealRun, keys: Collection[SampleKey]) -> Resimulation:
     """Simulate an explained run by its own steps. `keys`: the requests that are asked about.
 
     Raises ConfigError for a run of too few steps, and for one that guesses tokens ahead.
@@ -48,18 +48,16 @@ def resimulate(explained: Explanation, run: RealRun, keys: Collection[SequenceKe
         recording=None,
         requests=_with_lengths(explained),
     )
-    with served_from(plan) as (engine, _):
-        log = drive(engine, plan.requests, concurrency=config.workload.concurrency)
-    records = {record.key: record for record in log.records}
+    records = {record.key: record for record in simulated(plan).records}
     text, agrees = "timed by its own steps, the run as it was takes", True
     for what, some in (("all", records.keys()), (next(iter(keys))[0], keys)):
-        took, simulated = (
+        took, again = (
             float(np.mean([of[key].e2el_ms or 0.0 for key in some if key in records and key in explained.records]))
             for of in (explained.records, records)
         )
-        off = simulated / took - 1
+        off = again / took - 1
         agrees &= abs(off) <= _MOST_OFF
-        text += f"{'' if what == 'all' else ','} {simulated:,.1f} ms for {what} where it took {took:,.1f} "
+        text += f"{'' if what == 'all' else ','} {again:,.1f} ms for {what} where it took {took:,.1f} "
         text += f"({100 * off:+.1f} %)"
     return Resimulation(replace(explained, plan=plan, records=records), text, agrees)
 

@@ -12,7 +12,7 @@ from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch, Stop
 from kvlab.engine.core import EngineCore
 from kvlab.engine.step_plan import slots_of
-from kvlab.lab.explain.lives import Cause, Key, Life, Timeline
+from kvlab.lab.explain.lives import Cause, Life, SampleKey, Timeline
 
 _WAITS = {
     Stop.TOKENS: Cause.TOKENS, Stop.SEQUENCES: Cause.SEQUENCES, Stop.BLOCKS: Cause.BLOCKS, Stop.POLICY: Cause.POLICY
@@ -59,7 +59,7 @@ class LifeObserver:
         self._waits, self._decodes = Timeline(), Timeline()
         self._last_s = 0.0  # the end of the last step
         self._wait = Cause.POLICY  # why it admitted no more
-        self.lives: dict[Key, Life] = {}
+        self.lives: dict[SampleKey, Life] = {}
 
     def added(self, first: Sequence) -> None:
         """See StepObserver."""
@@ -111,7 +111,7 @@ class LifeObserver:
             for sequence in waiting:
                 self.lives[sequence.key].holders.update(held)
 
-    def ended(self, key: Key, end_s: float) -> Life | None:
+    def ended(self, key: SampleKey, end_s: float) -> Life | None:
         """The whole life of a sample that has ended: what is behind the engine's part is the front end's."""
         life = self.lives.get(key)
         if life is not None:
@@ -181,7 +181,7 @@ class LifeObserver:
         life.add(Cause.OTHER_PROMPTS, end_s - decode_s)
         life.add(Cause.OTHER_DECODES, end_s)
 
-    def _held(self, seconds: float) -> dict[Key, float]:
+    def _held(self, seconds: float) -> dict[SampleKey, float]:
         """Block-seconds of the running sequences."""
         pool, held = self._core.pool, {}
         for sequence in self._core.scheduler.running:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvlab.core import SequenceStatus
 
-Key = tuple[str, int]  # a request's id and which of its samples it is
+SampleKey = tuple[str, int]  # a request's id and which of its samples it is
 
 
 class Cause(StrEnum):
@@ -107,10 +107,10 @@ class _Part(NamedTuple):
 class Life:
     """What a sequence's time went into so far, and of its waits for blocks who had them: block-seconds."""
 
-    key: Key
+    key: SampleKey
     parts: list[Interval | _Part]
     until_s: float  # the end of the last of them
-    holders: Counter[Key] = field(default_factory=Counter)
+    holders: Counter[SampleKey] = field(default_factory=Counter)
     before: int = 0  # in the queue when it came
     at: SequenceStatus = SequenceStatus.WAITING  # behind the last step in which it was looked at
     _joined: tuple[Timeline, int] | None = None

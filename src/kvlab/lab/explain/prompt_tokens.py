@@ -16,7 +16,7 @@ from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key, keys_behind
-from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.lives import SampleKey
 
 
 class Reason(StrEnum):
@@ -36,7 +36,7 @@ class Eviction(NamedTuple):
     """When a block's content was evicted, and the sequence that needed the most memory in that step."""
 
     at_s: float
-    by: SequenceKey | None
+    by: SampleKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class PromptObserver:
         self._parents: set[Key] = set()  # of those
         self._salts: dict[Key, set[Salt]] = {}  # of contents without their salt, where any request has one
         self._looked_at: dict[Sequence, _Admitted] = {}
-        self.prompts: dict[SequenceKey, PromptTokens] = {}
+        self.prompts: dict[SampleKey, PromptTokens] = {}
 
     def added(self, first: Sequence) -> None:
         """See StepObserver. A request that was lost with another replica may be here again."""
@@ -109,7 +109,7 @@ class PromptObserver:
         largest = max(chunks, key=lambda chunk: chunk.num_tokens, default=None)
         self.catch_up(record.start_s, largest.sequence.key if largest else None)
 
-    def catch_up(self, at_s: float, by: SequenceKey | None = None) -> None:
+    def catch_up(self, at_s: float, by: SampleKey | None = None) -> None:
         """Take in what became findable and what was evicted since the last call."""
         for event in self._log.take() if self._log is not None else ():
             self._take(event, Eviction(at_s, by))

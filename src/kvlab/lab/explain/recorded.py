@@ -11,11 +11,10 @@ import numpy as np
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
-from kvlab.lab.explain.lives import Cause, Interval
-from kvlab.lab.explain.lives import Key as SequenceKey
-from kvlab.lab.explain.replayed import Explanation, observe, served_from
-from kvlab.lab.run.drive import drive
+from kvlab.lab.explain.lives import Cause, Interval, SampleKey
+from kvlab.lab.explain.replayed import Explanation, observe
 from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.serve import simulated
 from kvlab.workloads.trace_format import TracedRequest, read_trace
 
 
@@ -23,24 +22,24 @@ from kvlab.workloads.trace_format import TracedRequest, read_trace
 class RecordedExplanation(Explanation):
     """A trace's requests: what the server did, and a simulation's terms with what is missing to that."""
 
-    recorded: Mapping[SequenceKey, TracedRequest]
+    recorded: Mapping[SampleKey, TracedRequest]
 
-    def latency_ms(self, key: SequenceKey) -> float:
+    def latency_ms(self, key: SampleKey) -> float:
         """The recorded one."""
         return self.recorded[key].e2el_ms or 0.0
 
-    def first_token_ms(self, key: SequenceKey) -> float | None:
+    def first_token_ms(self, key: SampleKey) -> float | None:
         """The recorded one, if the trace has it."""
         return self.recorded[key].ttft_ms
 
-    def intervals_of(self, key: SequenceKey) -> list[Interval]:
+    def intervals_of(self, key: SampleKey) -> list[Interval]:
         """The simulated ones, and behind them what the server took longer."""
         intervals, arrival_s = Explanation.intervals_of(self, key), self.records[key].arrival_s
         end_s = arrival_s + self.latency_ms(key) / 1000
         start_s = intervals[-1].end_s if intervals else arrival_s
         return [*intervals, Interval(start_s, end_s, Cause.UNEXPLAINED)] if end_s > start_s else intervals
 
-    def terms_of(self, key: SequenceKey, until_s: float | None = None) -> dict[Cause, float]:
+    def terms_of(self, key: SampleKey, until_s: float | None = None) -> dict[Cause, float]:
         """The simulated terms, and the rest of the recorded time, which is negative where that was shorter."""
         terms = Explanation.terms_of(self, key, until_s)
         whole = self.latency_ms(key) if until_s is None else self.first_token_ms(key) or 0.0
@@ -83,8 +82,6 @@ def explain_trace(config: RunConfig, detail: Collection[str] = ()) -> RecordedEx
     if not recorded:
         raise ConfigError("trace", path, "does not say how long requests took (e2el_ms), as kvlab record does")
     plan = plan_run(config)
-    with served_from(plan) as (engine, _):
-        steps = drive(engine, plan.requests, concurrency=config.workload.concurrency).steps
-    seen = observe(plan, steps, detail)
+    seen = observe(plan, simulated(plan).steps, detail)
     lives = {key: life for key, life in seen.lives.items() if key in recorded}
     return RecordedExplanation(plan, seen.records, lives, seen.prompts, seen.hops, seen.pulls, recorded)

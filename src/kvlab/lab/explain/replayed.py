@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from kvlab.config import RunConfig
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch
-from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.protocol import ServingEngine, StepObserver
@@ -23,8 +22,7 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.transfer import Transfer
 from kvlab.lab.explain.hops import Hops, hops_of, joined_life, prompt_of
 from kvlab.lab.explain.life_observer import DecodeTimes, LifeObserver
-from kvlab.lab.explain.lives import Cause, Interval, Life
-from kvlab.lab.explain.lives import Key as SequenceKey
+from kvlab.lab.explain.lives import Cause, Interval, Life, SampleKey
 from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.run.drive import RunLog, drive
@@ -32,7 +30,6 @@ from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import make_engine
-from kvlab.lab.settings import flatten
 
 _MOST_APART = 1e-6  # seconds: a replay is the run, unless an end differs by more
 
@@ -44,9 +41,9 @@ class Explanation:
     """
 
     plan: RunPlan
-    records: dict[SequenceKey, RequestRecord]
-    lives: dict[SequenceKey, Life]
-    prompts: dict[SequenceKey, PromptTokens]
+    records: dict[SampleKey, RequestRecord]
+    lives: dict[SampleKey, Life]
+    prompts: dict[SampleKey, PromptTokens]
     hops: Hops  # of a fleet, what its router chose for each request
     pulls: Mapping[str, Sequence[Transfer]]  # what each pulled from neighbours
 
@@ -55,7 +52,7 @@ class Explanation:
         """Whether its steps can be timed anew."""
         return self.plan.timing is not None
 
-    def terms_ms(self, keys: Collection[SequenceKey] | None = None) -> dict[Cause, float]:
+    def terms_ms(self, keys: Collection[SampleKey] | None = None) -> dict[Cause, float]:
         """Milliseconds of all requests by cause, or of some, the longest first."""
         terms: Counter[Cause] = Counter()
         for key in self.lives:
@@ -63,19 +60,19 @@ class Explanation:
                 terms.update(self.terms_of(key))
         return dict(terms.most_common())
 
-    def latency_ms(self, key: SequenceKey) -> float:
+    def latency_ms(self, key: SampleKey) -> float:
         """Milliseconds from arrival to end."""
         return self.records[key].e2el_ms or 0.0
 
-    def first_token_ms(self, key: SequenceKey) -> float | None:
+    def first_token_ms(self, key: SampleKey) -> float | None:
         """Milliseconds from arrival to the first token; None: there was none."""
         return self.records[key].ttft_ms
 
-    def intervals_of(self, key: SequenceKey) -> list[Interval]:
+    def intervals_of(self, key: SampleKey) -> list[Interval]:
         """What one's time went into, from its arrival on."""
         return self.lives[key].intervals
 
-    def terms_of(self, key: SequenceKey, until_s: float | None = None) -> dict[Cause, float]:
+    def terms_of(self, key: SampleKey, until_s: float | None = None) -> dict[Cause, float]:
         """Milliseconds of one by cause, the longest first, which sum to its latency; up to its first token at
         `until_s`, where that is given, to the time to that.
         """
@@ -88,7 +85,7 @@ class Explanation:
             tokens.update(prompt.tokens)
         return dict(tokens.most_common())
 
-    def slowest(self, count: int) -> list[SequenceKey]:
+    def slowest(self, count: int) -> list[SampleKey]:
         """The requests that took longest from arrival to end."""
         return sorted(self.lives, key=lambda key: -self.latency_ms(key))[:count]
 
@@ -160,7 +157,7 @@ def observe(
             lives.append(LifeObserver(core, times, detail, _handed(part), loading))
             prompts.append(PromptObserver(core, has_salts=has_salts))
             core.observer = _Observers(lives[-1], prompts[-1])
-        playback = _playback(plan, cores[0])
+        playback = Playback.of(plan, cores[0].clock)
 
         def after(log: RunLog, record: StepRecord | None) -> None:
             if record is not None:
@@ -217,9 +214,3 @@ def served_from(plan: RunPlan) -> Iterator[tuple[ServingEngine, list[EngineCore]
 
 def _handed(engine: object) -> Callable[[], float] | None:
     return (lambda: engine.handed_s) if isinstance(engine, FrontEnd) else None
-
-
-def _playback(plan: RunPlan, core: EngineCore) -> Playback | None:
-    if plan.recording is None or not isinstance(core.clock, LogicalClock):
-        return None
-    return Playback(plan.recording, core.clock, flatten(asdict(plan.config)))

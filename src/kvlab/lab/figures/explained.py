@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kvlab.lab.explain.lives import Cause, Key
+from kvlab.lab.explain.lives import Cause, SampleKey
 from kvlab.lab.explain.prompt_tokens import Reason
 from kvlab.lab.explain.replayed import Explanation
 from kvlab.lab.figures import style
@@ -81,7 +81,7 @@ def prompt_reasons_figure(explanation: Explanation) -> Figure:
     return figure
 
 
-def request_terms_figure(explanation: Explanation, keys: Sequence[Key]) -> Figure:
+def request_terms_figure(explanation: Explanation, keys: Sequence[SampleKey]) -> Figure:
     """A bar for each request, from its arrival to its end; those of `keys` have their names in bold."""
     ordered = sorted(explanation.lives, key=lambda key: (explanation.records[key].arrival_s, key))
     asked = ordered.index(keys[0]) if keys else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.core import StepRecord
-from kvlab.engine.clock import LogicalClock
+from kvlab.engine.clock import Clock, LogicalClock
+from kvlab.engine.plan import EnginePlan
 from kvlab.errors import PlaybackError, shown
 from kvlab.lab.results.records import read_run, request_row, step_row
 from kvlab.lab.run.drive import RunLog
+from kvlab.lab.settings import flatten
 from kvlab.simulation.recording import Recording
 
 _MEASURED = ("end_s", "schedule_ms", "execute_ms")  # of a step: what the host took is in no playback
@@ -35,6 +38,13 @@ class Playback:
     def __init__(self, recording: Recording, clock: LogicalClock, settings: Mapping[str, Any]) -> None:
         self._recording, self._clock, self._settings = recording, clock, settings
         self._steps = 0
+
+    @classmethod
+    def of(cls, plan: EnginePlan, clock: Clock) -> Playback | None:
+        """That of a plan's engine on its clock; None for a run that is not played back."""
+        if plan.recording is None or not isinstance(clock, LogicalClock):
+            return None
+        return cls(plan.recording, clock, flatten(asdict(plan.config)))
 
     def after(self, record: StepRecord) -> None:
         """Raise PlaybackError, naming the step, unless it is that of the recording; then let it be the time at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
-from kvlab.lab.settings import flatten
 from kvlab.lab.terminal import Terminal
 
 
@@ -102,7 +100,8 @@ def serve(
 
     Raises AuditError where `debug.audit` finds something, PlaybackError for a decision other than the recorded.
     """
-    playback, prompts, limit = _playback(engine, plan), _prompts(engine, plan), plan.config.workload.concurrency
+    playback = Playback.of(plan, engine.clock) if isinstance(plan, RunPlan) else None
+    prompts, limit = _prompts(engine, plan), plan.config.workload.concurrency
     with ExitStack() as guard:
         if isinstance(engine, Reporting):
             guard.callback(engine.close)
@@ -167,14 +166,6 @@ def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver 
         core, has_salts=any(request.salt is not None for request in plan.requests)
     )
     return observer
-
-
-def _playback(engine: ServingEngine, plan: RunPlan | PeerPlan) -> Playback | None:
-    """What holds a playback against its recording; None for a run that is none."""
-    recording = plan.recording if isinstance(plan, RunPlan) else None
-    if recording is None or not isinstance(engine.clock, LogicalClock):
-        return None
-    return Playback(recording, engine.clock, flatten(dataclasses.asdict(plan.config)))
 
 
 def _audit(engine: ServingEngine) -> list[Finding] | None:
