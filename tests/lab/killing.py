@@ -98,7 +98,7 @@ KILL_POINTS = [
     KillPoint("tune", "in the midst of serving", "kvlab.engine.core.EngineCore.step", 20),
     KillPoint("tune", "ahead of a trial's value", "optuna.study.Study.tell", 2),
     KillPoint("tune", "behind a trial's value", "optuna.study.Study.tell", 2, "after"),
-    KillPoint("tune", "ahead of its pictures", "kvlab.lab.campaigns.tune.search.write_trials"),
+    KillPoint("tune", "ahead of its pictures", "kvlab.lab.campaigns.tune.search.write_csv"),
     KillPoint("tune", "ahead of its end in the store", "kvlab.lab.campaigns.tune.trials.close_parent"),
 ]
 

@@ -16,7 +16,6 @@ within the error are no difference. The same command goes on where it was stoppe
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
 from kvlab.errors import CapacityError, ConfigError, OutputError
 from kvlab.lab.advise.settings import REFUSED, AdviseSettings
+from kvlab.lab.settings import as_word, flatten, key_of
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -37,13 +37,13 @@ _LAYOUT = ("fleet.replicas", "executor.tensor_parallel")
 def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
     """The words of the run that advice is about. Raises ConfigError."""
     if settings.current is not None:
-        given = {_key(word) for word in words}
-        words = [word for word in current_words(settings.current) if _key(word) not in given] + words
-    keys = {_key(word) for word in words}
+        given = {key_of(word) for word in words}
+        words = [word for word in current_words(settings.current) if key_of(word) not in given] + words
+    keys = {key_of(word) for word in words}
     for word in words:
-        if _key(word) in REFUSED:
+        if key_of(word) in REFUSED:
             text = "has no place in advice, which makes its own runs"
-            raise ConfigError(_key(word), word.partition("=")[2], text)
+            raise ConfigError(key_of(word), word.partition("=")[2], text)
     _check_kept(settings.keep)
     if "hardware" not in keys:
         text = "advice is simulated: name a device, as hardware=h100_sxm (kvlab run --help lists them)"
@@ -78,17 +78,11 @@ def current_words(file: str) -> list[str]:
         raise ConfigError("current", file, text) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("current", file, f"is no YAML: {str(error).splitlines()[0]}") from error
-    from kvlab.lab.settings import as_word, flatten
-
     if isinstance(found, dict):
         return [as_word(key, value) for key, value in flatten(found).items()]
     if isinstance(found, list) and all(isinstance(word, str) and "=" in word for word in found):
         return found
     raise ConfigError("current", file, "has no settings; write them as scheduler.max_batched_tokens: 8192")
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+")
 
 
 def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig, list[str], str]:
@@ -104,7 +98,7 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
         text = "advice is of equal replicas; leave fleet.groups out, or sweep over it"
         raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
     most = settings.most_devices
-    if most is None or {_key(word) for word in words} & set(_LAYOUT):
+    if most is None or {key_of(word) for word in words} & set(_LAYOUT):
         return config, words, ""
     problem, requests = None, None
     for parallel in (number for number in (1, 2, 4, 8, 16) if number <= most):
@@ -139,7 +133,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> _A
     from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
 
-    launcher = [word for word in words if _key(word).startswith(("hydra/launcher", "hydra.launcher"))]
+    launcher = [word for word in words if key_of(word).startswith(("hydra/launcher", "hydra.launcher"))]
     check_installed(launcher)
     config, words, layout = compose_today(settings, [word for word in words if word not in launcher])
     kept = (settings.minutes, settings.most_devices, sorted(settings.keep), __version__)
@@ -171,7 +165,7 @@ def main(settings: AdviseSettings, words: list[str]) -> int:
     from kvlab.lab.advise.text import show
     from kvlab.lab.advise.tracked import track
     from kvlab.lab.files import attempt, sentences, write_text
-    from kvlab.lab.terminal import Terminal
+    from kvlab.lab.terminal import Terminal, warn
 
     console = Terminal(stderr=settings.json)
     try:
@@ -191,6 +185,5 @@ def main(settings: AdviseSettings, words: list[str]) -> int:
         if not settings.json:
             console.print(f"page: {page}", soft_wrap=True)
     track(advice, config, directory)
-    for sentence in sentences(errors):
-        print(f"warning: {sentence}", file=sys.stderr)
+    warn(*sentences(errors))
     return 1 if errors else 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from kvlab.cli.settings import command, setting
 from kvlab.config import parse_bytes
 from kvlab.errors import ConfigError, KvlabError
+from kvlab.lab.settings import key_of
 from kvlab.models.gguf import is_gguf
 from kvlab.paths import CONF
 
@@ -86,7 +87,7 @@ def configured(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[Ru
 
     chosen = [text for override in overrides for text in _model_override(override)]
     if (devices := settings.tensor_parallel) is not None:
-        if any(text.lstrip("+").startswith("executor.tensor_parallel=") for text in chosen):
+        if any(key_of(text) == "executor.tensor_parallel" for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")
         chosen.append(f"executor.tensor_parallel={devices}")
     config = compose_one(chosen, "the planner", fleets="simulated")

@@ -12,7 +12,6 @@ Settings, in any order (tracking.uri, tracking.experiment and others choose the 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,7 +43,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
     from kvlab.lab.report.report import build_report
     from kvlab.lab.report.sources import Sources
     from kvlab.lab.report.terminal import print_report
-    from kvlab.lab.terminal import Terminal
+    from kvlab.lab.terminal import Terminal, warn
 
     console = Terminal()
     with tempfile.TemporaryDirectory(prefix="kvlab-report-", ignore_cleanup_errors=True) as folder:
@@ -54,8 +53,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
             add_figures(made, options.metrics)
     errors: list[OutputError] = []
     page = write_report(made, _directory(options, runs), errors)
-    for sentence in sentences(errors):
-        print(f"warning: {sentence}", file=sys.stderr)
+    warn(*sentences(errors))
     if not any(error.path == page for error in errors):
         console.print(f"report: {page}", soft_wrap=True)
     if line := _advice(made.groups[0].example):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from kvlab.cli.settings import command
 from kvlab.errors import ConfigError
 from kvlab.lab.campaigns.tune.settings import TuneSettings
+from kvlab.lab.settings import key_of
 
 _REFUSED = dict.fromkeys(
     ("sweep", "resume", "repeat", "hydra.mode"),
@@ -31,7 +32,7 @@ def check(settings: TuneSettings, overrides: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         if key in _REFUSED:
             raise ConfigError(key, value, _REFUSED[key])
-    has_limits = any(override.lstrip("+").startswith("slo.") for override in overrides)
+    has_limits = any(key_of(override).startswith("slo.") for override in overrides)
     if not settings.optimize and settings.find is None and not has_limits:
         text = "name a metric, as optimize=throughput/output_tokens_per_s, or give limits, as slo.ttft_ms=500"
         raise ConfigError("optimize", None, text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,6 +59,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a text in UTF-8. Raises OutputError."""
     with replacing(path) as own:
         own.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as CSV. Raises OutputError."""
+    with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
 
 
 @contextmanager

@@ -47,6 +47,11 @@ def as_word(key: str, value: object) -> str:
     return f"{key}={text}"
 
 
+def key_of(word: str) -> str:
+    """The key of a word of a command line, whether it sets or adds it."""
+    return word.partition("=")[0].lstrip("+")
+
+
 def run_command(words: Iterable[str]) -> str:
     """The run of words of a command line as a user types it, without secrets."""
     return " ".join(["kvlab run", *(shlex.quote(redacted_setting(word)) for word in words)])

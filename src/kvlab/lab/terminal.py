@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -44,6 +45,12 @@ def print_whole(console: Terminal, table: Table) -> None:
     needed = Measurement.get(console, options.update(max_width=1000), table).maximum
     lines = console.render(table, options.update(width=max(needed, options.max_width)))
     console.print(Segments(lines), soft_wrap=True, end="")
+
+
+def warn(*texts: object) -> None:
+    """Print what the user should know on standard error, a line each."""
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def print_note(console: Terminal, message: str, kind: str = "warning") -> None:

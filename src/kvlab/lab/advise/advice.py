@@ -13,7 +13,7 @@ from kvlab.lab.advise.goal import HOLDS, Gain, Goal
 from kvlab.lab.advise.headroom import Headroom, TrafficSummary
 from kvlab.lab.advise.simulations import Outcome
 from kvlab.lab.results.tables import count
-from kvlab.lab.settings import run_command
+from kvlab.lab.settings import key_of, run_command
 
 PLAN = "plan"  # the kind of several changes that are proposed together
 
@@ -92,7 +92,7 @@ class Proposal:
     ) -> Proposal:
         """Of changes to the settings that `words` of a command line give."""
         changed = {key for change in changes for key in change.settings}
-        kept = [word for word in words if word.partition("=")[0].lstrip("+") not in changed]
+        kept = [word for word in words if key_of(word) not in changed]
         texts = tuple(change.text for change in changes)
         costs = dict.fromkeys(change.cost for change in changes if change.cost != "nothing")
         command = run_command([*kept, *" ".join(texts).split()])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvlab.config import WorkloadConfig
 from kvlab.config.values import MOST, at_least
 from kvlab.errors import ConfigError
-from kvlab.lab.settings import setting
+from kvlab.lab.settings import key_of, setting
 from kvlab.secrets import redacted_setting
 
 FEWEST = 20  # requests that say anything
@@ -62,7 +62,7 @@ def advice_line(words: Sequence[str], requests: int | None) -> str | None:
 
     None where advice is not for it: nothing is simulated, or too few requests.
     """
-    given = {word.partition("=")[0].lstrip("+"): word for word in words}
+    given = {key_of(word): word for word in words}
     if "hardware" not in given or given.get("executor", _SIMULATED) != _SIMULATED:
         return None
     traffic: Sequence[str] = ()

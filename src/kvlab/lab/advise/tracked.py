@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from kvlab.config import RunConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
+from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.secrets import redact
 
@@ -26,7 +26,7 @@ def track(advice: Advice, config: RunConfig, directory: Path) -> None:
         for change in (advice.plan, *advice.proposals):
             _child(change, config, parent)
     except TrackingError as error:
-        print(f"warning: {error}", file=sys.stderr)
+        warn(error)
         return
     close_parent(parent, RunStatus.FINISHED, directory, _metrics("today/", advice.today))
 

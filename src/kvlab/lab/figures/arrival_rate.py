@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from kvlab.lab.figures import style
 from kvlab.lab.figures.points import Point, by_settings, is_number, known_values, ordered, sweep_points, varied_keys
 from kvlab.lab.figures.service_levels import limits_of
+from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import RunRecord
 
 RATES = ("workload.rate", "workload.rate_scale")  # of drawn arrivals, and of a trace's own
-ATTAINMENT = "slo/attainment"
 _PANELS = {
     ATTAINMENT: "Requests within the limits, %",
-    "slo/goodput_per_s": "Goodput, requests per second",
+    GOODPUT: "Goodput, requests per second",
     "latency/ttft_ms_p99": "First token (ttft), p99, ms",
     "latency/tpot_ms_p99": "Per output token (tpot), p99, ms",
 }

@@ -20,7 +20,7 @@ from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.requests import is_within, latencies_ms
 from kvlab.lab.run.drive import RunLog
 
-ATTAINMENT = "slo/attainment"
+ATTAINMENT, GOODPUT = "slo/attainment", "slo/goodput_per_s"
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own
 _RETENTION = ("expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")  # where there is any
 _MOST_TENANTS = 16
@@ -104,7 +104,7 @@ def service_levels(log: RunLog, limits: Mapping[str, float]) -> dict[str, float]
     submitted = len(log.records) + len(log.refused)
     metrics: dict[str, float] = {}
     if log.duration_s > 0:
-        metrics["slo/goodput_per_s"] = good / log.duration_s
+        metrics[GOODPUT] = good / log.duration_s
     if submitted:
         metrics[ATTAINMENT] = 100 * good / submitted
         metrics |= {f"slo/{name}_attainment": 100 * sum(flags) / submitted for name, flags in within.items()}

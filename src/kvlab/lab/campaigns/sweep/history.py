@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.sweep.digest import config_digest
 from kvlab.lab.campaigns.sweep.process import is_alive, this_process
 from kvlab.lab.results.artifacts import write_summary
+from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
 
@@ -162,5 +162,8 @@ def close_parent(
         partial(tracker.log_artifacts, folder),
         partial(tracker.finish, status),
     )
-    print(f"warning: {problem}" if problem else tracker.where(), file=sys.stderr if problem else sys.stdout)
+    if problem:
+        warn(problem)
+    else:
+        print(tracker.where())
     return problem

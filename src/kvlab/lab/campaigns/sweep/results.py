@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from kvlab.lab.campaigns.sweep.plan import SweepPlan
-from kvlab.lab.files import replacing
 from kvlab.lab.results.catalogue import direction
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.tracking import RunStatus
@@ -85,15 +83,13 @@ def status_of(results: Sequence[dict[str, Any]]) -> RunStatus:
     return RunStatus.FINISHED if status is RunStatus.OUT_OF_MEMORY else status
 
 
-def write_csv(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """A row for each run. Raises OutputError."""
+def table_rows(results: Sequence[dict[str, Any]]) -> Iterator[list[Any]]:
+    """The table of sweep.csv: names of columns, then a row for each run."""
     metrics = metric_names(results)
-    with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["name", "status", "error", *metrics])
-        for result in results:
-            row = [result["metrics"].get(name, "") for name in metrics]
-            writer.writerow([result["name"], result["status"], result["error"] or "", *row])
+    yield ["name", "status", "error", *metrics]
+    for result in results:
+        row = [result["metrics"].get(name, "") for name in metrics]
+        yield [result["name"], result["status"], result["error"] or "", *row]
 
 
 def _median(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

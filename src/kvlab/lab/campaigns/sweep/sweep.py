@@ -17,13 +17,13 @@ from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, KvlabError, OutputError, RecordError, TrackingError
 from kvlab.lab.campaigns.sweep.history import History, close_parent, open_history
 from kvlab.lab.campaigns.sweep.plan import Point, SweepPlan
-from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status_of, write_csv
+from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status_of, table_rows
 from kvlab.lab.campaigns.sweep.status import SweepProgress, announcement, print_results
-from kvlab.lab.files import attempt, check_directory, sentences
+from kvlab.lab.files import attempt, check_directory, sentences, write_csv
 from kvlab.lab.results.artifacts import write_summary
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import read_run, read_summary
-from kvlab.lab.terminal import Terminal, print_note
+from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
 from kvlab.secrets import redact
@@ -69,11 +69,10 @@ class Sweep:
             print(f"error: optimize={plan.optimize}: no run has it; there are: {', '.join(names)}", file=sys.stderr)
         errors: list[OutputError] = []
         with attempt(errors):
-            write_csv(results, report / "sweep.csv")
+            write_csv(report / "sweep.csv", table_rows(results))
         if figures:
             _draw([directory / point.directory for point in plan.points], report, errors)
-        for sentence in sentences(errors):
-            print(f"warning: {sentence}", file=sys.stderr)
+        warn(*sentences(errors))
         status = RunStatus.INTERRUPTED if self.interrupted else status_of(results)
         lost = self._tracker is None or any(result.get("tracking_error") for result in self.returned.values())
         if self._tracker is not None and not lost:
@@ -125,7 +124,7 @@ def open_sweep(
         if resume:
             raise
         tracker = None
-        print(f"warning: {error}", file=sys.stderr)
+        warn(error)
     points = _assign_directories(directory, plan.points, done)
     plan = replace(plan, points=points, parent_run_id=tracker.run_id if tracker else None)
     try:
@@ -139,8 +138,7 @@ def open_sweep(
         if history and run and not (directory / point.directory / "summary.json").exists():
             fetched = history.fetch(run, directory / point.directory, point.name)
             sweep.returned[point.directory] = fetched
-            for sentence in fetched.get("unwritten", ()):
-                print(f"warning: {sentence}", file=sys.stderr)
+            warn(*fetched.get("unwritten", ()))
     estimates = _estimates(history, [config for config, run in zip(configs, done, strict=True) if run is None])
     print(announcement(plan, estimates), flush=True)
     for point in plan.done_before:
@@ -160,7 +158,7 @@ def record_failure(directory: Path, name: str, error: Exception) -> dict[str, An
         try:
             write_summary(directory, summary)
         except OutputError as problem:
-            print(f"warning: {problem}", file=sys.stderr)
+            warn(problem)
             summary["unwritten"] = [str(problem)]
     return summary
 
@@ -169,8 +167,7 @@ def _done_before(history: History, parent: TrackedRun | None, plan: SweepPlan) -
     """Each point's finished run, if any; runs that an earlier sweep left open are closed. Raises a KvlabError."""
     if parent is not None and (closed := history.close_open_runs(parent)):
         print(f"{closed} unfinished run(s) of the earlier sweep marked as interrupted")
-    for warning in history.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    warn(*history.warnings)
     return history.finished([point.digest for point in plan.points], parent)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,20 +14,19 @@ from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
-from kvlab.lab.files import attempt, replacing
+from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.metrics import ATTAINMENT
+from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.lab.run.plan import plan_run
-from kvlab.lab.settings import run_command
+from kvlab.lab.settings import key_of, run_command
 from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
 
-GOODPUT = "slo/goodput_per_s"
 _COLUMNS = (
     ATTAINMENT,
     "slo/ttft_attainment",
@@ -61,7 +59,7 @@ class LimitSearch(ABC):
         self.base, config = base, base.config
         self.range = self.range_of(config, settings)
         _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
-        others = [text for text in overrides if text.partition("=")[0].lstrip("+") != self.range.key]
+        others = [text for text in overrides if key_of(text) != self.range.key]
         self.words = others
         self.digest = digest_of(
             "\n".join([self.find, config_digest(config, any_repeat=True), settings.rates or ""])
@@ -183,7 +181,7 @@ class LimitSearch(ABC):
             advice = None if problem else advice_line(self.words, requests)
             print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
         with attempt(errors):
-            self._write(pictures / f"{self.files}.csv")
+            write_csv(pictures / f"{self.files}.csv", self._rows())
         if len(self.ended) > 1:
             with attempt(errors):
                 self._draw(pictures / f"{self.files}.png")
@@ -197,12 +195,10 @@ class LimitSearch(ABC):
             metrics[self.range.key] = limits.holds
         self.runs.close_parent(errors, pictures, metrics, found=limits.holds is not None)
 
-    def _write(self, path: Path) -> None:
-        with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([self.range.key, *_COLUMNS])
-            for value, ended in sorted(self.ended.items()):
-                writer.writerow([value, *(ended.metrics.get(name, "") for name in _COLUMNS)])
+    def _rows(self) -> Iterator[list[object]]:
+        yield [self.range.key, *_COLUMNS]
+        for value, ended in sorted(self.ended.items()):
+            yield [value, *(ended.metrics.get(name, "") for name in _COLUMNS)]
 
     def _draw(self, path: Path) -> None:
         from kvlab.lab.figures import mark_simulated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,22 @@ from optuna.trial import FrozenTrial, TrialState
 
 from kvlab.lab.campaigns.tune.space import SEARCHED
 from kvlab.lab.figures.style import BLUE, INK, VERMILION, new_figure, plain, tidy
-from kvlab.lab.files import replacing, write_text
+from kvlab.lab.files import write_text
 from kvlab.lab.results import catalogue
 from kvlab.lab.results.tables import count
 
 
-def write_trials(study: optuna.Study, path: Path) -> None:
-    """A row for each trial: its settings, its value, or why it has none. Raises OutputError."""
+def trial_rows(study: optuna.Study) -> Iterator[list[Any]]:
+    """The table of trials.csv: names of columns, then of each trial its settings, its value, or why it has none."""
     keys = [key for key in SEARCHED if any(key in trial.params for trial in study.trials)]
-    with replacing(path) as own, own.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["trial", "state", *keys, "value", "reason"])
-        for trial in study.trials:
-            attributes = trial.user_attrs
-            reason = attributes.get("reason") or attributes.get("error") or ""
-            if "same_as" in attributes:
-                reason = f"the same as trial {attributes['same_as']}"
-            row = [trial.params.get(key, "") for key in keys]
-            value = "" if trial.value is None else trial.value
-            writer.writerow([trial.number, trial.state.name.lower(), *row, value, reason])
+    yield ["trial", "state", *keys, "value", "reason"]
+    for trial in study.trials:
+        attributes = trial.user_attrs
+        reason = attributes.get("reason") or attributes.get("error") or ""
+        if "same_as" in attributes:
+            reason = f"the same as trial {attributes['same_as']}"
+        row = [trial.params.get(key, "") for key in keys]
+        yield [trial.number, trial.state.name.lower(), *row, "" if trial.value is None else trial.value, reason]
 
 
 def draw_search(study: optuna.Study, metric: str) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
-from kvlab.lab.campaigns.tune.pictures import draw_search, write_page, write_trials
+from kvlab.lab.campaigns.tune.pictures import draw_search, trial_rows, write_page
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import (
@@ -26,12 +25,14 @@ from kvlab.lab.campaigns.tune.study import (
 )
 from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
-from kvlab.lab.files import attempt, replacing
+from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
+from kvlab.lab.results.metrics import GOODPUT
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock
 from kvlab.lab.settings import run_command
+from kvlab.lab.terminal import warn
 from kvlab.planning.settings import resolve_device
 from kvlab.secrets import redact
 
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from kvlab.lab.terminal import Terminal
-
-
-GOODPUT = "slo/goodput_per_s"  # what is searched where there are limits and nothing else is named
 
 
 class Search:
@@ -54,7 +52,7 @@ class Search:
         self.overrides, self.console, self.trials = overrides, console, settings.trials
         self.base = compose(overrides)
         config = self.base.config
-        self.metric = settings.optimize or GOODPUT
+        self.metric = settings.optimize or GOODPUT  # with limits alone
         config.slo.check_optimize(self.metric)
         asked = "free" if settings.memory is None else str(parse_bytes(settings.memory, key="memory"))
         self.memory = self._available(settings.memory)
@@ -105,7 +103,7 @@ class Search:
         except STORAGE_ERRORS as error:
             reason = storage_reason(error, self.storage)
             text = f"storage={redact(self.storage)}: {reason}; the search goes on without it"
-            print(f"warning: {text}", file=sys.stderr)
+            warn(text)
             self.runs.unwritten.append(text)
             kept = open_study(None, self.name, self.metric, self.trials, ended)
             return self._search(kept, before, started)
@@ -162,7 +160,7 @@ class Search:
         best, pictures = best_trial(study), self.runs.directory / "search"
         errors: list[OutputError] = []
         with attempt(errors):
-            write_trials(study, pictures / "trials.csv")
+            write_csv(pictures / "trials.csv", trial_rows(study))
         if best is None:
             print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:

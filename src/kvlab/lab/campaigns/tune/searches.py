@@ -8,10 +8,10 @@ from kvlab.config import RunConfig
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.groups import ROLES, read_groups, with_settings
 from kvlab.errors import ConfigError
-from kvlab.lab.campaigns.tune.limit_search import GOODPUT, LimitSearch, share_text
+from kvlab.lab.campaigns.tune.limit_search import LimitSearch, share_text
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
-from kvlab.lab.results.metrics import ATTAINMENT
+from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.tables import count, new_table
 
 _MOST = 64  # replicas that are tried, unless fleet.replicas says

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from kvlab.lab.files import check_directory, sentences
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
+from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
 
@@ -105,14 +105,13 @@ class Trials:
                 history.close_open_runs(parent, exclusive=False)  # several processes may share a search
             self._tracker = history.open_parent("tune", digest, parent, name=name, params=dict(params))
         except TrackingError as error:
-            print(f"warning: {error}", file=sys.stderr)
+            warn(error)
 
     def close_parent(
         self, errors: Sequence[OutputError], pictures: Path, metrics: Mapping[str, float], *, found: bool
     ) -> None:
         """Warn of `errors`, which are files that could not be written, and close the parent run."""
-        for sentence in sentences(errors):
-            print(f"warning: {sentence}", file=sys.stderr)
+        warn(*sentences(errors))
         self.unwritten += errors
         ended = RunStatus.FINISHED if found else RunStatus.FAILED
         status = RunStatus.INTERRUPTED if self.interrupted else ended
