@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.cli.explain import _show_terms
 from kvlab.core.step_log import StepLog
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun
@@ -22,6 +21,7 @@ from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
+from kvlab.lab.explain.text import show_terms
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.terminal import Terminal
@@ -271,7 +271,7 @@ class TestRunsThatComputedTheirSteps:
 
 def test_rows_sum_to_the_whole_although_short_terms_have_none() -> None:
     console = Terminal(file=(shown := io.StringIO()), width=200)
-    _show_terms({Cause.DECODE: 997.0, Cause.FRONT_END: 2.0, Cause.BETWEEN: 1.0}, console, "r1")
+    show_terms({Cause.DECODE: 997.0, Cause.FRONT_END: 2.0, Cause.BETWEEN: 1.0}, console, "r1")
     rows = re.findall(r"(\S+) +│ +([\d.,]+) │", shown.getvalue())
     assert rows == [("decoding", "997.0"), ("others", "3.0"), ("together", "1,000.0")]
 

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 import kvlab.cli.roofline
 import kvlab.lab.machine_rates
+from kvlab.cli.recorded import find_run
 from kvlab.config import RunConfig
 from kvlab.lab.results import trace
 from kvlab.lab.results.roofline import MachineRates
@@ -163,7 +164,7 @@ def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "outputs" / name).mkdir(parents=True)
         (tmp_path / "outputs" / name / "summary.json").write_text(json.dumps({"run_id": f"id of {name}"}))
-    assert kvlab.cli.roofline.find_run("id of b", tmp_path) == tmp_path / "outputs/b"
+    assert find_run("id of b", tmp_path) == tmp_path / "outputs/b"
 
 
 def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(

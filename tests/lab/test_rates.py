@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvlab.cli import compose
+from kvlab.cli import resolvers
 from kvlab.config.values import parse_bytes
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
@@ -104,7 +104,7 @@ def test_the_faster_way_of_reading_is_the_bandwidth(monkeypatch: pytest.MonkeyPa
 
 
 def test_this_machine_is_a_device_to_simulate(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "_rates", cache(machine_rates.rates_here))
+    monkeypatch.setattr(resolvers, "_rates", cache(machine_rates.rates_here))
     chosen = ("executor=simulated", "hardware=here", "model=qwen3_tiny", "executor.threads=1")
     other = compose_run(*chosen, "executor.timing=fitted").hardware
     assert other is not None

@@ -132,25 +132,6 @@ def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
     return plan_capacity(config, device=device, memory=memory, lengths=settings.lengths or None)
 
 
-def show(plan: CapacityPlan) -> None:
-    """Print the figures."""
-    from rich.table import Column, Table
-
-    from kvlab.lab.capacity_text import capacity_lines, capacity_table, closing_notes, model_line
-    from kvlab.lab.terminal import Terminal, marked
-
-    console = Terminal()
-    console.print(marked("[bold]{}[/]: ", plan.name), f"{model_line(plan)}\n", sep="")
-    lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
-    for line in capacity_lines(plan):
-        lines.add_row(*line)
-    console.print(lines)
-    console.print()
-    console.print(capacity_table(plan))
-    for note in closing_notes(plan):
-        console.print(note, style="dim")
-
-
 @command(__doc__, CapacitySettings)
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
     config, words = configured(settings, overrides)
@@ -159,12 +140,14 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
     if settings.json:
         print(json.dumps(figures.get("", figures), indent=2))
         return 0
+    from kvlab.lab.advise.settings import advice_line, drawn_requests
+    from kvlab.lab.capacity_text import show_plan
+    from kvlab.lab.terminal import Terminal
+
     for name, own in planned.items():
         if name or config.fleet.replicas > 1:
             print(f"a replica of {name or config.fleet.replicas}, ", end="")
-        show(own)
-    from kvlab.lab.advise.settings import advice_line, drawn_requests
-
+        show_plan(own, Terminal())
     if not config.fleet.parts and (line := advice_line(words, drawn_requests(config.workload))):
         print(line)
     return 0

@@ -39,7 +39,7 @@ def main(settings: ExportSettings, names: list[str]) -> int:
 
 
 def _export_run(name: str, to: str) -> None:
-    from kvlab.cli.roofline import find_run
+    from kvlab.cli.recorded import find_run
     from kvlab.lab.files import write_text
     from kvlab.lab.results.llm_d import report_text
     from kvlab.lab.results.records import read_run

@@ -104,33 +104,9 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         )
 
 
-def show(curves: ReplayCurves, console: Terminal) -> None:
-    """Print the hit rates."""
-    from kvlab.lab.results.tables import new_table
-    from kvlab.lab.terminal import marked
-
-    size = curves.block_size
-    console.print(
-        marked("[bold]{}[/]: ", curves.workload),
-        f"{curves.requests:,} requests, {curves.prompt_tokens:,} prompt tokens, {curves.contents:,} different full "
-        f"blocks of {size} tokens; concurrency {curves.concurrency}\n",
-        sep="",
-    )
-    table = new_table("blocks", *curves.hit_rates, "best / belady", justify="right", no_wrap=True)
-    for index, blocks in enumerate(curves.num_blocks):
-        name, share = curves.best(index)
-        rates = (f"{100 * rates[index]:.1f}" for rates in curves.hit_rates.values())
-        table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
-    console.print(table)
-    console.print(
-        f"% of prompt tokens found in the pool; in one that is never full {100 * curves.ceiling:.1f} %. belady "
-        "knows the future: no policy finds more.",
-        style="dim",
-    )
-
-
 @command(__doc__, ReplaySettings, bare=False)
 def main(settings: ReplaySettings, overrides: list[str]) -> int:
+    from kvlab.lab.prefix_replay.text import show_curves
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)
@@ -138,7 +114,7 @@ def main(settings: ReplaySettings, overrides: list[str]) -> int:
     if settings.json:
         print(json.dumps(replayed.as_dict(), indent=2))
     else:
-        show(replayed, console)
+        show_curves(replayed, console)
     if settings.figure is not None:
         from kvlab.lab.figures import save_figure
         from kvlab.lab.figures.hit_rates import hit_rate_figure

@@ -8,7 +8,6 @@ kvlab roofline --measure-again                 for instance after others used th
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,20 +31,9 @@ class RooflineSettings:
     measure_again: bool = setting(False, "measure although the rates are known; or --measure-again", "true")
 
 
-def find_run(name: str, root: Path = Path()) -> Path:
-    """The output directory that `name` is, or that of the run with this id. Raises ConfigError."""
-    if (Path(name) / "summary.json").is_file():
-        return Path(name)
-    for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob("summary.json")):
-        if json.loads(file.read_text(encoding="utf-8")).get("run_id") == name:
-            return file.parent
-    text = "is no output directory with a summary.json, nor the id of a run in outputs/ or multirun/"
-    raise ConfigError("run", name, text)
-
-
 def read_run(directory: Path) -> tuple[RunRecord, RunConfig]:
     """A run and its settings. Raises ConfigError for one that has no roofline, RecordError for none."""
-    from kvlab.cli.compose import recorded_config
+    from kvlab.cli.recorded import recorded_config
     from kvlab.lab.results import records
 
     run = records.read_run(directory)
@@ -105,6 +93,7 @@ def _rates(dtype: str, *, again: bool) -> MachineRates:
 def main(settings: RooflineSettings) -> int:
     import torch
 
+    from kvlab.cli.recorded import find_run
     from kvlab.engine.threads import resolve_threads
     from kvlab.lab.machine_rates import measurable
 

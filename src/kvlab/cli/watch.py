@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.settings import command, setting
@@ -55,6 +54,7 @@ def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> Serv
     from kvlab.lab.run.interrupt import stop_on_signal
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.watch.server_metrics import read_metrics
+    from kvlab.lab.watch.text import line
     from kvlab.peers.kv_events import EventListener
 
     listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
@@ -66,20 +66,11 @@ def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> Serv
                 if time.monotonic() - looked >= 1:
                     looked = time.monotonic()
                     metrics = read_metrics(settings.url) if settings.url else None
-                    status.update(_line(pool, metrics))
+                    status.update(line(pool, metrics))
             listener.hear(0)
     finally:
         listener.close()
     return (read_metrics(settings.url) if settings.url else None) or metrics
-
-
-def _line(pool: ServerPool, metrics: ServerMetrics | None) -> str:
-    """The pool at this moment."""
-    of = f" of {metrics.blocks:,}" if metrics is not None and metrics.blocks else ""
-    said = f"{len(pool.now):,}{of} blocks, {pool.stored:,} stored, {pool.removed:,} evicted"
-    if metrics is not None and metrics.running is not None:
-        said += f"; {metrics.running:.0f} running, {metrics.waiting or 0:.0f} waiting"
-    return said + (f"; {pool.missed:,} batches missed" if pool.missed else "")
 
 
 def _verdict(settings: WatchSettings, pool: ServerPool) -> Verdict:
@@ -112,51 +103,12 @@ def _curves(settings: WatchSettings, pool: ServerPool, blocks: int) -> ReplayCur
     return replay_curves(traffic, "recorded", registry("kv.eviction").names(), sizes) if sizes else None
 
 
-def _show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) -> None:
-    said = [
-        f"{pool.batches:,} batches of events: {pool.stored:,} blocks stored, {pool.removed:,} evicted, "
-        f"{len(pool.now):,} there at the end, {pool.peak:,} at most"
-    ]
-    if pool.gaps:
-        said.append(f"{pool.missed:,} batches were missed, in {pool.gaps:,} gaps: what they had is not known")
-    if pool.unknown:
-        said.append(f"{pool.unknown:,} evicted blocks were stored before, or in what was missed")
-    if pool.again_s:
-        share = 100 * len(pool.again_s) / max(pool.removed, 1)
-        said.append(
-            f"{len(pool.again_s):,} blocks, {share:.1f} % of those evicted, were stored again: "
-            f"{median(pool.again_s):,.1f} s later in the median, {min(pool.again_s):,.1f} s at least"
-        )
-    if metrics is not None and metrics.prompt_tokens:
-        share = 100 * (metrics.hit_tokens or 0) / metrics.prompt_tokens
-        said.append(f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found")
-    for sentence in said:
-        console.print(sentence)
-
-
-def _show_verdict(held: Verdict, pool: ServerPool, console: Terminal) -> None:
-    if held.unsaid:
-        advice = (
-            "clients of streams ask with include_usage, and vLLM is started with --enable-prompt-tokens-details"
-        )
-        console.print(f"{held.unsaid:,} recorded requests do not say what the server found; {advice}")
-    count = held.agree + held.more + held.less
-    said, there = (100 * tokens / max(held.prompt_tokens, 1) for tokens in (held.said_tokens, held.there_tokens))
-    share = 100 * held.unasked_blocks / max(len(pool.now), 1)
-    if count:
-        console.print(
-            f"{count:,} recorded requests: the server found {said:.1f} % of their prompt tokens; by its events "
-            f"{there:.1f} % were there when they came. Both agree in {held.agree:,} requests; in {held.more:,} it "
-            f"found more, in {held.less:,} less"
-        )
-    console.print(f"{share:.1f} % of the blocks that are there were asked for by one request alone")
-
-
 @command(__doc__, WatchSettings, bare=False, alone=True)
 def main(settings: WatchSettings) -> int:
     from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
+    from kvlab.lab.watch.text import show, show_verdict
     from kvlab.lab.watch.view import ServerPool
     from kvlab.workloads.prompt_blocks import BlockHasher
 
@@ -167,7 +119,7 @@ def main(settings: WatchSettings) -> int:
     if settings.url and metrics is None:
         console.print(f"url={settings.url}: gives no /metrics, so that what it found and its size are not known")
     if not settings.json:
-        _show(pool, metrics, console)  # whatever becomes of the trace
+        show(pool, metrics, console)  # whatever becomes of the trace
     verdict = _verdict(settings, pool) if settings.trace else None
     blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
     curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
@@ -180,10 +132,10 @@ def main(settings: WatchSettings) -> int:
         print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))
         return 0
     if verdict is not None:
-        _show_verdict(verdict, pool, console)
+        show_verdict(verdict, pool, console)
     if curves is not None:
-        from kvlab.cli.replay import show
+        from kvlab.lab.prefix_replay.text import show_curves
 
         console.print()
-        show(curves, console)
+        show_curves(curves, console)
     return 0

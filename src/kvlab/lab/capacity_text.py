@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvlab.config import format_bytes
 from kvlab.kv.pools import unit_of
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
 from kvlab.lab.results.tables import new_table
+from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.formats import DESCRIBED
 from kvlab.planning.memory import layer_tensors
+
+
+def show_plan(plan: CapacityPlan, console: Terminal) -> None:
+    """Print the figures."""
+    console.print(marked("[bold]{}[/]: ", plan.name), f"{model_line(plan)}\n", sep="")
+    lines = Table("", Column(justify="right"), "", box=None, show_header=False, pad_edge=False)
+    for line in capacity_lines(plan):
+        lines.add_row(*line)
+    console.print(lines)
+    console.print()
+    console.print(capacity_table(plan))
+    for note in closing_notes(plan):
+        console.print(note, style="dim")
 
 
 def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,109 @@
+"""What `conf/` writes as ${kvlab_...}: defaults of simulated servers, this machine, names, the mode of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.resolvers import oc
+
+from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
+from kvlab.config.server_defaults import ServerDefaults, server_defaults
+from kvlab.models.files import read_object
+from kvlab.models.published import located
+from kvlab.plugins import load_plugins
+from kvlab.registry import KEYS, registry
+from kvlab.secrets import take_from_environment
+
+if TYPE_CHECKING:
+    from kvlab.lab.results.roofline import MachineRates
+
+
+def _mode(repeats: object) -> str | None:
+    """The mode of a run: with `repeats` it is a sweep."""
+    return "MULTIRUN" if str(repeats).isdigit() and int(str(repeats)) > 1 else None
+
+
+def _names(plugins: Sequence[str]) -> str:
+    """The settings that take the name of an implementation, with what there is for each."""
+    load_plugins(plugins)
+    return "\n".join(f"{key}: {', '.join(registry(key).names())}" for key in KEYS)
+
+
+@cache  # so that a configuration that is read twice is the same
+def _rates(dtype: str, threads: int | None) -> MachineRates:
+    from kvlab.lab.machine_rates import rates_here
+
+    return rates_here(dtype, threads)
+
+
+def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = None) -> Any:
+    """What `hardware=here` is: this machine's memory, and for a roofline its rates."""
+    from kvlab.lab.machine import total_memory
+
+    if what == "memory":
+        return f"{total_memory()}B"
+    if timing not in ("auto", "roofline"):
+        return {} if what == "tflops" else 0.0
+    rates = _rates(dtype, threads)
+    sustained = rates.product_flops_per_s or rates.flops_per_s
+    return {dtype: sustained / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
+
+
+def _default(name: str, *, _root_: DictConfig) -> float:
+    """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
+    context; else kvlab's.
+    """
+    defaults = _server(_root_)
+    if defaults is None:
+        kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
+        own: float = getattr(kinds.get(name, SchedulerConfig), name)
+        return own
+    if name == "max_seq_len":
+        return _context(_root_.model)
+    if name == "max_batch_size":  # never more than a step's tokens
+        return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
+    value: float = getattr(defaults, name)
+    return value
+
+
+def _server(run: DictConfig) -> ServerDefaults | None:
+    """The defaults of the server that a run simulates."""
+    hardware = run.get("hardware")
+    if hardware is None:
+        return None
+    framework = run.framework
+    return server_defaults(str(framework.name), str(hardware.name), str(hardware.memory), framework.version)
+
+
+def _context(model: DictConfig) -> int:
+    """The tokens that a model has positions for; kvlab's default where that cannot be read before the run."""
+    known = model.architecture.get("max_position_embeddings")
+    if known is None and model.path is not None:
+        with suppress(OSError, ValueError):
+            known = read_object(Path(located(model.path)) / "config.json").get("max_position_embeddings")
+    return known if isinstance(known, int) else ModelConfig.max_seq_len
+
+
+def _environment(name: str, *default: Any) -> str | None:
+    """OmegaConf's own resolver, which notes what was taken: that is shown as it was written."""
+    take_from_environment(name)
+    TAKEN.append(name)
+    value: str | None = oc.env(name, *default)
+    return value
+
+
+#: Names of what was taken from the environment, in order: who counts them before and after knows what a value has.
+TAKEN: list[str] = []
+# What conf/run.yaml refers to, so that no YAML names a Python object.
+ConfigStore.instance().store(name="schema", node=RunConfig)
+OmegaConf.register_new_resolver("kvlab_mode", _mode, replace=True)
+OmegaConf.register_new_resolver("kvlab_names", _names, replace=True)
+OmegaConf.register_new_resolver("kvlab_here", _here, replace=True)
+OmegaConf.register_new_resolver("kvlab_default", _default, replace=True)
+OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
