@@ -191,18 +191,13 @@ def most_alike(case: Case, among: Sequence[HeldOut]) -> tuple[int, list[HeldOut]
 
 def spread(at: int, alike: Sequence[HeldOut], figure: str) -> Interval:
     """Of `figure`, from the errors of deployments of a class, widened."""
-    return _of(sorted(getattr(row, figure) for row in alike), WIDENED[figure][at])
-
-
-def _of(errors: Sequence[float], widened: float) -> Interval:
     # The shortest that holds nine of ten, so that two of forty that were measured otherwise do not decide it. In
     # logarithms of measured / predicted, which no widening makes negative.
-    logs = [log1p(error) for error in errors]
-    held = ceil(0.9 * len(logs))
-    first = min(range(len(logs) - held + 1), key=lambda at: logs[at + held - 1] - logs[at])
-    middle = median(logs)
-    low, high = (middle + widened * (end - middle) for end in (logs[first], logs[first + held - 1]))
-    return Interval(expm1(low), expm1(high), len(errors))
+    logs = sorted(log1p(getattr(row, figure)) for row in alike)
+    held, middle = ceil(0.9 * len(logs)), median(logs)
+    first = min(range(len(logs) - held + 1), key=lambda place: logs[place + held - 1] - logs[place])
+    low, high = (middle + WIDENED[figure][at] * (end - middle) for end in (logs[first], logs[first + held - 1]))
+    return Interval(expm1(low), expm1(high), len(logs))
 
 
 def _quantile(errors: Sequence[float], share: float) -> float:

@@ -79,68 +79,14 @@ class SiliconTiming(StepTiming):
             self.because = "; ".join(filter(None, (_OF_SPARSE, self.because)))
         else:
             found = operations(tables, model, devices, weights, kv)
-        few = [tables.compile([operation]) for operation in found.few]
-        whole = (each for name, each in found._asdict().items() if name != "few")
-        linear, norms, links, head, decode, prefill, chosen, exchange, variances, *loads = map(
-            tables.compile, whole
-        )
-        rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
-        # Groups that share the sequences have norms between all-reduces and what hands tokens to the experts.
-        fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * model.hidden_size)
-        if fused_rows:
-            try:
-                tables.fused_link_seconds(links, 1)
-            except UnmeasuredError:
-                fused_rows = 0.0
-
-        def between_s(rows: int) -> float:
-            # Below the smallest that was measured the tables go on towards nothing.
-            small_s = tables.link_seconds(variances, max(rows, SMALLEST // VARIANCES)) if found.variances else 0.0
-            small_s += tables.seconds(norms, 1, rows, prefill=True)
-            return small_s + (tables.fused_link_seconds if rows <= fused_rows else tables.link_seconds)(links, rows)
-
-        def unmet_s(rows: int) -> float:
-            """What other experts are met than were measured, as seconds to add: mostly fewer, below 0."""
-            if not isinstance(model, SparseConfig) or not found.even:
-                return 0.0
-            mixture, (uneven, even) = model.experts, loads
-
-            def met_s(experts: float) -> float:
-                choices = min(experts, mixture.count) / mixture.active  # of so many tokens, which meet as many
-                before, share = int(choices), choices % 1
-                ends = [rows_s(even, max(1, before)), rows_s(even, before + 1)]
-                return float((1 - share) * ends[0] + share * ends[1])
-
-            shape = rows, mixture.count, mixture.active
-            return rows_s(uneven, rows) * (met_s(drawn(*shape)) / met_s(dealt(*shape)) - 1)
-
-        def linear_s(rows: int) -> float:
-            if rows > FEW:
-                return tables.seconds(linear, 1, rows, prefill=True)
-            # With more rows, as graphs pad them, none takes longer: what does in the tables was measured badly.
-            more = 1 << rows.bit_length()
-            return sum(min(rows_s(spec, rows), max(rows_s(spec, more), rows_s(spec, 2 * more))) for spec in few)
-
-        self._linear_s = cache(
-            lambda rows: (
-                linear_s(rows)
-                + (unmet_s(rows) if self._groups == 1 else 0.0)
-                + between_s(rows)
-                + rows * beyond_us * 1e-6
-            )
-        )
-        self._head_s = cache(lambda rows: tables.seconds(head, 1, rows, prefill=True))
-        self._decode_s = cache(lambda batch, context: tables.seconds(decode, batch, context, prefill=False))
-        self._prefill_s = cache(
-            lambda batch, new, before: tables.seconds(prefill, batch, new, before, prefill=True)
-        )
-        self._experts_s = cache(
-            lambda rows: (
-                tables.seconds(chosen, 1, rows, prefill=True)
-                + unmet_s(rows)
-                + tables.seconds(exchange, 1, -(-rows // self._groups), prefill=True)
-            )
-        )
+        self._model, self._beyond_us = model, beyond_us
+        self._few = [tables.compile([operation]) for operation in found.few]
+        self._specs = {name: tables.compile(each) for name, each in found._asdict().items() if name != "few"}
+        self._has_variances, self._has_uneven = bool(found.variances), bool(found.even)
+        self._fused_rows = self._most_fused_rows()
+        self._rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
+        self._linear_s, self._experts_s = cache(self._all_linear_s), cache(self._all_experts_s)
+        self._decode_s, self._prefill_s = cache(self._one_decode_s), cache(self._one_prefill_s)
         self.device_s(np.array([1, 2]), np.array([2, 2]), 2)  # what is not in the tables is found here
 
     @classmethod
@@ -194,6 +140,70 @@ class SiliconTiming(StepTiming):
         found = [self._group_s(new, own, -(-sampled // groups)) for new, own in every if len(new)]
         experts_s = self._experts_s(int(new_tokens.sum()))
         return [max(seconds) + experts_s for seconds in zip(*found, strict=True)]
+
+    def _most_fused_rows(self) -> float:
+        """Of a step whose all-reduces end in the norm behind them; none where groups share the sequences: norms are
+        then between all-reduces and what hands tokens to the experts.
+        """
+        tables = self._tables
+        fused_rows = 0.0 if self._groups > 1 else tables.fused_bytes / (2 * self._model.hidden_size)
+        if fused_rows:
+            try:
+                tables.fused_link_seconds(self._specs["links"], 1)
+            except UnmeasuredError:
+                return 0.0
+        return fused_rows
+
+    def _all_linear_s(self, rows: int) -> float:
+        """All that is computed of each of so many tokens of one group of devices, and links between these."""
+        unmet_s = self._unmet_s(rows) if self._groups == 1 else 0.0
+        return self._products_s(rows) + unmet_s + self._between_s(rows) + rows * self._beyond_us * 1e-6
+
+    def _products_s(self, rows: int) -> float:
+        if rows > FEW:
+            return self._tables.seconds(self._specs["linear"], 1, rows, prefill=True)
+        # With more rows, as graphs pad them, none takes longer: what does in the tables was measured badly.
+        more, of = 1 << rows.bit_length(), self._rows_s
+        return sum(min(of(spec, rows), max(of(spec, more), of(spec, 2 * more))) for spec in self._few)
+
+    def _between_s(self, rows: int) -> float:
+        """Norms and all-reduces."""
+        tables, specs, small_s = self._tables, self._specs, 0.0
+        if self._has_variances:  # below the smallest that was measured the tables go on towards nothing
+            small_s = tables.link_seconds(specs["variances"], max(rows, SMALLEST // VARIANCES))
+        small_s += tables.seconds(specs["norms"], 1, rows, prefill=True)
+        links_s = tables.fused_link_seconds if rows <= self._fused_rows else tables.link_seconds
+        return small_s + links_s(specs["links"], rows)
+
+    def _unmet_s(self, rows: int) -> float:
+        """What other experts are met than were measured, as seconds to add: mostly fewer, below 0."""
+        if not isinstance(self._model, SparseConfig) or not self._has_uneven:
+            return 0.0
+        mixture, even = self._model.experts, self._specs["even"]
+
+        def met_s(experts: float) -> float:
+            choices = min(experts, mixture.count) / mixture.active  # of so many tokens, which meet as many
+            before, share = int(choices), choices % 1
+            ends = [self._rows_s(even, max(1, before)), self._rows_s(even, before + 1)]
+            return float((1 - share) * ends[0] + share * ends[1])
+
+        shape = rows, mixture.count, mixture.active
+        return self._rows_s(self._specs["uneven"], rows) * (met_s(drawn(*shape)) / met_s(dealt(*shape)) - 1)
+
+    def _all_experts_s(self, rows: int) -> float:
+        """Experts that all groups share, of their tokens together, and handing these to them and back."""
+        tables, specs = self._tables, self._specs
+        experts_s = tables.seconds(specs["experts"], 1, rows, prefill=True) + self._unmet_s(rows)
+        return experts_s + tables.seconds(specs["exchange"], 1, -(-rows // self._groups), prefill=True)
+
+    def _head_s(self, rows: int) -> float:
+        return self._rows_s(self._specs["head"], rows)
+
+    def _one_decode_s(self, batch: int, context: int) -> float:
+        return self._tables.seconds(self._specs["decode"], batch, context, prefill=False)
+
+    def _one_prefill_s(self, batch: int, new: int, before: int) -> float:
+        return self._tables.seconds(self._specs["prefill"], batch, new, before, prefill=True)
 
     def _group_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
         """Of the sequences of one group of devices, each step's."""
