@@ -12,6 +12,7 @@ from functools import cache
 import psutil
 import pytest
 
+from kvlab.config import KVConfig
 from kvlab.confined import start_module
 from kvlab.core import Request, SamplingParams, StepRecord
 from kvlab.engine import ranks
@@ -146,8 +147,8 @@ def test_what_several_ranks_cannot_do(overrides: list[str], text: str) -> None:
 
 
 def test_decoders_of_transformers() -> None:
-    config, own = composed("model=qwen3_tiny", "executor.tensor_parallel=2"), tiny_config()
+    own = tiny_config()
     parts = {field.name: getattr(own, field.name) for field in fields(own)}
     theirs = TransformersConfig(**parts, values="{}", value_dim=own.head_dim, counts=WeightCounts(*[1] * 7))
     with pytest.raises(ConfigError, match=r"executor.tensor_parallel=2: .* transformers runs qwen3 in one process"):
-        refuse_split(config, theirs)
+        refuse_split(2, KVConfig(), theirs)

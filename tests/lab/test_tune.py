@@ -179,7 +179,7 @@ def test_a_database_that_cannot_be_used_is_named() -> None:
 def rates(config: RunConfig, most: float, bounds: str | None = None, precision: float = 5.0) -> list[Any]:
     """The rates that a search tries where those up to `most` hold, and what it finds."""
     tried: list[Any] = []
-    tries = bracket(rate_range(config, bounds), precision)
+    tries = bracket(rate_range(config.workload, bounds), precision)
     try:
         rate = next(tries)
         while True:
@@ -215,16 +215,16 @@ def test_a_search_stays_within_its_bounds(paced: RunConfig) -> None:
 )
 def test_a_workload_without_a_rate_is_refused(paced: RunConfig, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        rate_range(replace(paced, workload=replace(paced.workload, **changes)))
+        rate_range(replace(paced.workload, **changes))
     assert words in str(refused.value)
 
 
 def test_a_traces_rate_is_its_scale(paced: RunConfig) -> None:
     trace = replace(paced.workload, source="azure", path="x", arrival="trace", rate_scale=2.0)
-    assert rate_range(replace(paced, workload=trace)) == RateRange("workload.rate_scale", 2.0, 2 / 32, 64.0)
+    assert rate_range(trace) == RateRange("workload.rate_scale", 2.0, 2 / 32, 64.0)
     for bounds in ("5", "5-2", "0-2", "a-b", "-1-3"):
         with pytest.raises(ConfigError, match="write the lowest and the highest rate"):
-            rate_range(paced, bounds)
+            rate_range(paced.workload, bounds)
 
 
 @pytest.mark.parametrize(

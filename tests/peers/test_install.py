@@ -115,7 +115,7 @@ def test_what_was_installed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = compose_run(["engine=vllm"]).config
     assert config.engine == EngineChoiceConfig(kind="vllm")
     program = process_settings.Program("vllm", "", "", "vllm")
-    assert process_settings.interpreter(config, program) == str(python)
+    assert process_settings.interpreter(config.engine.python, program) == str(python)
     said = call(kvlab.cli.peers.main, "install", "vllm")
     assert (said.code, "is there already" in said.output) == (2, True)
     assert "write: kvlab peers install <engine>" in call(kvlab.cli.peers.main, "vllm").output

@@ -184,6 +184,6 @@ def main(settings: AdviseSettings, words: list[str]) -> int:
         write_page(advice, page)
         if not settings.json:
             console.print(f"page: {page}", soft_wrap=True)
-    track(advice, config, directory)
+    track(advice, config.tracking, directory)
     warn(*sentences(errors))
     return 1 if errors else 0

@@ -126,7 +126,7 @@ def plan_capacity(
     config = replace(config, kv=replace(config.kv, backend=backend))
     hardware, kv = config.hardware, config.kv
     if hardware is not None:
-        planned, device = plan_on_devices(config, hardware), name_of_devices(config, hardware)
+        planned, device = plan_on_devices(config, hardware), name_of_devices(hardware, config.executor.devices)
     else:
         model, sampled = decoder_config(config.model), may_sample(config.workload)
         spec = kv_spec(config, model)

@@ -42,7 +42,7 @@ class ProcessEngine(RemoteEngine):
         super().__init__(is_open=config.workload.concurrency is None)
         self._program, self._settings, self._model = program, config.engine, assignment.model
         self._log = assignment.directory / _LOG
-        self._python = interpreter(config, program)
+        self._python = interpreter(config.engine.python, program)
         self._rest = b""
         self._heard = self.clock.now()
         self._times: list[float] = []

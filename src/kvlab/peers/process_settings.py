@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvlab.config import RunConfig
+from kvlab.config import ModelConfig, RunConfig
 from kvlab.errors import ConfigError
 from kvlab.kv.sizing import size_pool
 from kvlab.models.hub import HubError, hub_folder
@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
 def check_settings(config: RunConfig, program: Program) -> None:
     """Raise ConfigError for settings that such an engine does not support."""
-    interpreter(config, program)
+    interpreter(config.engine.python, program)
     model = config.model
     for key, path in (("model.path", model.path), ("model.weights", model.weights)):
         if path is not None and not program.reads_gguf and (path.startswith("fetched:") or path.endswith(".gguf")):
@@ -49,11 +49,10 @@ def check_settings(config: RunConfig, program: Program) -> None:
             raise ConfigError(f"kv.{key}", value, f"engine={program.name} stores K and V in executor.dtype")
 
 
-def interpreter(config: RunConfig, program: Program) -> str:
-    """The interpreter of the engine's environment: the one that is named, that of the environment that was
+def interpreter(asked: str | None, program: Program) -> str:
+    """The interpreter of the engine's environment: the one that is `asked` for, that of the environment that was
     installed for it, or kvlab's own. Raises ConfigError where there is none.
     """
-    asked = config.engine.python
     if asked is None:
         return str(installed_python(program.name) or sys.executable)
     python = shutil.which(os.path.expanduser(asked))
@@ -73,7 +72,7 @@ def worker_settings(assignment: Assignment, written: Path | None = None) -> dict
     most, longest = scheduler.max_batch_size, config.model.max_seq_len
     pool = size_pool(config.kv, spec, max_batch_size=most, max_seq_len=longest)
     return {
-        "model": {"file": str(written)} if written is not None else _model(config),
+        "model": {"file": str(written)} if written is not None else _model(config.model),
         "dtype": config.executor.dtype,
         "threads": config.executor.threads,
         "seed": config.seed,
@@ -88,12 +87,12 @@ def worker_settings(assignment: Assignment, written: Path | None = None) -> dict
     }
 
 
-def _model(config: RunConfig) -> dict[str, Any]:
-    weights = config.model.weights
+def _model(model: ModelConfig) -> dict[str, Any]:
+    weights = model.weights
     return {
-        "family": config.model.family,
-        "architecture": dict(config.model.architecture),
-        "path": _directory("model.path", config.model.path),
+        "family": model.family,
+        "architecture": dict(model.architecture),
+        "path": _directory("model.path", model.path),
         "weights": None if weights == "dummy" else _directory("model.weights", weights),
     }
 

@@ -29,7 +29,8 @@ def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPla
         raise ConfigError("executor.weights", weights, text)
     model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
     plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
-    return replace(plan, memory=memory_of_devices(config, hardware, plan.working))
+    devices, utilization = config.executor.devices, config.executor.memory_utilization
+    return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan.working))
 
 
 def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> DecoderConfig:
@@ -55,20 +56,16 @@ def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSet
     return memory_settings(config, "cuda", attention, native=False, devices=devices)
 
 
-def name_of_devices(config: EngineConfig, hardware: HardwareConfig) -> str:
+def name_of_devices(hardware: HardwareConfig, devices: int) -> str:
     """In words, as 4 x h100_sxm."""
-    devices = config.executor.devices
     return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
 
 
-def memory_of_devices(
-    config: EngineConfig, hardware: HardwareConfig, working: WorkingMemory, devices: int | None = None
-) -> int:
+def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, working: WorkingMemory) -> int:
     """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
     counted here is that of one.
     """
-    devices = devices or config.executor.devices
-    of_one = int(hardware.usable_bytes * config.executor.memory_utilization)
+    of_one = int(hardware.usable_bytes * utilization)
     return devices * of_one - (devices - 1) * working.peak
 
 
@@ -83,7 +80,7 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
             spec = replace(spec, copies=divided.kv_copies)
         every = devices * executor.attention_data_parallel
         on_so_many = plan_memory(divided, spec, replace(plan.settings, devices=every))
-        memory = memory_of_devices(config, hardware, on_so_many.working, every)
+        memory = memory_of_devices(hardware, every, executor.memory_utilization, on_so_many.working)
         return on_so_many.left(memory) - size * spec.bytes_per_token
 
     def would_do(devices: int) -> bool:
@@ -102,5 +99,5 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
     raise CapacityError(
         f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
         f"and {hardware.memory} on each of {executor.devices} {hardware.name} are {format_bytes(memory)} at "
-        f"executor.memory_utilization={config.executor.memory_utilization}, which is less; {advice}"
+        f"executor.memory_utilization={executor.memory_utilization}, which is less; {advice}"
     )

@@ -7,7 +7,7 @@ import sys
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.registry import attention_backends, select_backend
-from kvlab.config import EngineConfig
+from kvlab.config import EngineConfig, ExecutorConfig, KVConfig
 from kvlab.config.executor import PACKED_WEIGHTS, SIMULATED_WEIGHTS
 from kvlab.errors import ConfigError, DeviceError
 from kvlab.kv.pools import POOLS
@@ -86,13 +86,13 @@ def settings_elsewhere(
     native = native and not isinstance(model, TransformersConfig)
     attention = attention_elsewhere(config, model, device)
     settings = memory_settings(config, device, attention, native=native, random_sampling=random_sampling)
-    refuse_devices(config, "needs the kind of the devices, as hardware=h100_sxm")
+    refuse_devices(executor, "needs the kind of the devices, as hardware=h100_sxm")
     if executor.tensor_parallel > 1 and device == "cuda":
         text = "needs the kind of the devices, as hardware=h100_sxm"
         raise ConfigError("executor.tensor_parallel", executor.tensor_parallel, text)
-    refuse_split(config, model)
+    refuse_split(executor.tensor_parallel, config.kv, model)
     if executor.weights in PACKED_WEIGHTS and not (native and executor.dtype == "bfloat16"):
-        refuse_packed(config, model)
+        refuse_packed(executor.weights, model)
         import torch
 
         from kvlab.models.ops import select_ops
@@ -100,28 +100,26 @@ def settings_elsewhere(
         # Says, as a run would, why there are no weights in a format of the kernels.
         select_ops(getattr(torch, executor.dtype), device, kernels=executor.kernels, weights=executor.weights)
     if device == "cpu":
-        refuse_simulated(config)
+        refuse_simulated(executor.weights)
     return settings
 
 
-def refuse_packed(config: EngineConfig, model: DecoderConfig) -> None:
+def refuse_packed(weights: str, model: DecoderConfig) -> None:
     """Raise ConfigError for weights in a format of kvlab's kernels, which transformers' models do not have."""
-    weights = config.executor.weights
     if weights in PACKED_WEIGHTS and isinstance(model, TransformersConfig):
         text = f"is for kvlab's own decoder, and transformers runs {model.family}; use executor.weights=auto"
         raise ConfigError("executor.weights", weights, text)
 
 
-def refuse_devices(config: EngineConfig, reason: str) -> None:
+def refuse_devices(executor: ExecutorConfig, reason: str) -> None:
     """Raise ConfigError for devices among which sequences or experts are divided."""
     for key in ("attention_data_parallel", "expert_parallel"):
-        if (count := getattr(config.executor, key)) > 1:
+        if (count := getattr(executor, key)) > 1:
             raise ConfigError(f"executor.{key}", count, reason)
 
 
-def refuse_split(config: EngineConfig, model: DecoderConfig) -> None:
+def refuse_split(ranks: int, kv: KVConfig, model: DecoderConfig) -> None:
     """Raise ConfigError for what several ranks cannot compute or hold."""
-    ranks, kv = config.executor.tensor_parallel, config.kv
     if ranks == 1:
         return
     if isinstance(model, TransformersConfig):
@@ -136,9 +134,9 @@ def refuse_split(config: EngineConfig, model: DecoderConfig) -> None:
     part_of(model, ranks)
 
 
-def refuse_simulated(config: EngineConfig) -> None:
+def refuse_simulated(weights: str) -> None:
     """Raise ConfigError for weights in a format that nothing on this machine has, as fp8."""
-    if (weights := config.executor.weights) in SIMULATED_WEIGHTS:
+    if weights in SIMULATED_WEIGHTS:
         hardware = "b200_sxm" if weights == "nvfp4" else "h100_sxm"
         text = f"is stored by simulated devices alone (executor=simulated hardware={hardware})"
         raise ConfigError("executor.weights", weights, f"{text}; here use int8 or auto")

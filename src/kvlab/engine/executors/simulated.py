@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, KVConfig
 from kvlab.core import SequenceSpec
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
@@ -112,13 +112,13 @@ class SimulatedExecution(ExecutorKind):
         chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
-        check_links(config, hardware)
         kv = config.kv
+        check_links(kv, hardware)
         if kv.num_blocks is None and kv.memory is None:
             check_devices(config, hardware, planned)
             kv = replace(kv, memory=f"{planned.left(memory)}B")
         pool = planned_pool(replace(config, kv=kv), spec)
-        name = name_of_devices(config, hardware)
+        name = name_of_devices(hardware, config.executor.devices)
         return EnginePlan(config, name, model, weights, planned.working, pool, None, memory, timing, None)
 
     @staticmethod
@@ -128,12 +128,13 @@ class SimulatedExecution(ExecutorKind):
             text = "the plan has no timing; plan it as simulated"
             raise ConfigError("executor.kind", plan.config.executor.kind, text)
         executor = SimulatedExecutor(plan.model, timing, plan.config.framework)
-        return Execution(executor, LogicalClock(), None, tier_links(plan.config))
+        return Execution(
+            executor, LogicalClock(), None, tier_links(plan.config.hardware, plan.config.executor.devices)
+        )
 
 
-def tier_links(config: EngineConfig) -> Links | None:
+def tier_links(hardware: HardwareConfig | None, devices: int) -> Links | None:
     """The links of simulated devices to host memory and its disk. Each device has one of its own to the host."""
-    hardware, devices = config.hardware, config.executor.devices
     if hardware is None:
         return None
     host = devices * hardware.host_link_gb_s * 1e9 * hardware.host_link_efficiency
@@ -149,9 +150,8 @@ def tier_links(config: EngineConfig) -> Links | None:
     return links
 
 
-def check_links(config: EngineConfig, hardware: HardwareConfig) -> None:
+def check_links(kv: KVConfig, hardware: HardwareConfig) -> None:
     """Raise ConfigError for tiers whose links have no bandwidth."""
-    kv = config.kv
     for key, room, name, example in (
         ("kv.offload", kv.offload, "host_link_gb_s", "64 (PCIe 5)"),
         ("kv.offload_disk", kv.offload_disk, "disk_read_gb_s", "6.8"),

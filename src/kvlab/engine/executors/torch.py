@@ -91,14 +91,15 @@ class TorchExecution(ExecutorKind):
     def plan(config: EngineConfig, *, random_sampling: bool = True) -> EnginePlan:
         if config.hardware is not None:
             raise ConfigError("hardware", config.hardware.name, "can only be simulated; use executor=simulated")
-        refuse_devices(config, "devices can only be simulated; use executor=simulated")
-        refuse_simulated(config)
+        executor = config.executor
+        refuse_devices(executor, "devices can only be simulated; use executor=simulated")
+        refuse_simulated(executor.weights)
         device, ranks = resolve_device(config.executor.device), config.executor.tensor_parallel
         _check_devices(device, ranks)
         threads = resolve_threads(config.executor.threads, ranks if device == "cpu" else 1)
         model = decoder_config(config.model)
-        refuse_packed(config, model)
-        refuse_split(config, model)
+        refuse_packed(executor.weights, model)
+        refuse_split(ranks, config.kv, model)
         spec = kv_spec(config, model)
         pool = planned_pool(config, spec)
         kernels = config.executor.kernels

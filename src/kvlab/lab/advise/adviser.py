@@ -82,7 +82,7 @@ class Adviser:
         today = self._checked(simulations.one({}, self.first), self.first)
         self._begin("the ledger alone")
         room = self._headroom(today)
-        facts = room.facts(config, self.requests, today)
+        facts = room.facts(config.kv.eviction, self.requests, today)
         search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
         tried = search.singles()
@@ -105,7 +105,7 @@ class Adviser:
         device = config.hardware and config.hardware.name
         return Advice(
             title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
-            traffic=summary(config, self.requests),
+            traffic=summary(config.workload, self.requests),
             goal=self.goal,
             chosen_on=self.first.text,
             reported_on=self.second.text,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, SchedulerConfig
 from kvlab.kv.pools import POOLS
 from kvlab.lab.advise.simulations import Settings, devices_of
 from kvlab.lab.capacity import compared_backends
@@ -60,9 +60,9 @@ def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> li
     """
     found = [
         *_layouts(config, devices),
-        *_steps(config),
+        *_steps(config.scheduler),
         *_pool(config, facts),
-        *_order(config, facts),
+        *_order(config.scheduler, facts),
         *_fleet(config, facts),
     ]
     return list({change.text: change for change in found}.values())
@@ -90,9 +90,8 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
         yield from (change for change in layouts_of(config, total) if change.settings != layout)
 
 
-def _steps(config: RunConfig) -> Iterator[Change]:
+def _steps(scheduler: SchedulerConfig) -> Iterator[Change]:
     """Tokens and sequences of a step."""
-    scheduler = config.scheduler
     tokens, batch = scheduler.max_batched_tokens, scheduler.max_batch_size
     for value in (2 * tokens, 4 * tokens, tokens // 2, tokens // 4):
         if batch <= value <= _MOST_TOKENS:
@@ -153,8 +152,7 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("quotas", {"kv.quota": round(min(0.5, 2 / facts.salts), 3)})
 
 
-def _order(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
-    scheduler = config.scheduler
+def _order(scheduler: SchedulerConfig, facts: TrafficFacts) -> Iterator[Change]:
     if scheduler.policy == "static":
         yield Change("batching", {"scheduler.policy": "continuous"})
         return

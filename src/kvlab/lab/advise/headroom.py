@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools import POOLS
@@ -50,7 +50,7 @@ class TrafficSummary:
         return f"{text}; prompts of {prompt} tokens, outputs of {output}: p50 (p99)"
 
 
-def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
+def summary(workload: WorkloadConfig, requests: Sequence[Request]) -> TrafficSummary:
     """What the traffic is."""
     arrivals = np.array([request.arrival_s for request in requests if request.follows is None])
     lengths = grown_lengths(list(requests))
@@ -65,7 +65,7 @@ def summary(config: RunConfig, requests: Sequence[Request]) -> TrafficSummary:
         float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None,
         tuple(np.percentile(prompts, (50, 99)).tolist()),
         tuple(np.percentile(outputs, (50, 99)).tolist()),
-        unknown_prompts(config.workload),
+        unknown_prompts(workload),
     )
 
 
@@ -92,10 +92,10 @@ class Headroom:
         """Rates that can be had."""
         return {name: rate for name, rate in self.rates.items() if name != BELADY}
 
-    def facts(self, config: RunConfig, requests: Sequence[Request], today: Outcome) -> TrafficFacts:
+    def facts(self, eviction: str, requests: Sequence[Request], today: Outcome) -> TrafficFacts:
         """What decides which changes make sense."""
         best = max(self.policies, key=self.policies.__getitem__, default="")
-        own = self.policies.get(config.kv.eviction)
+        own = self.policies.get(eviction)
         return TrafficFacts(
             shares=self.ceiling > _NOTABLE,
             misses=self.ceiling > self.now + _NOTABLE,

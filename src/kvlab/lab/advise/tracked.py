@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvlab.config import RunConfig
+from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
@@ -13,10 +13,10 @@ from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.secrets import redact
 
 
-def track(advice: Advice, config: RunConfig, directory: Path) -> None:
-    """Record it where the configuration says; a store that fails is warned of."""
+def track(advice: Advice, tracking: TrackingConfig, directory: Path) -> None:
+    """Record it where `tracking` says; a store that fails is warned of."""
     try:
-        history = open_history(config.tracking)
+        history = open_history(tracking)
         if history is None:
             return
         params = {"advise.today": advice.today_command, "advise.simulations": advice.simulations}
@@ -24,17 +24,17 @@ def track(advice: Advice, config: RunConfig, directory: Path) -> None:
             "advise", directory.name, history.parent("advise", directory.name), name=directory.name, params=params
         )
         for change in (advice.plan, *advice.proposals):
-            _child(change, config, parent)
+            _child(change, tracking, parent)
     except TrackingError as error:
         warn(error)
         return
     close_parent(parent, RunStatus.FINISHED, directory, _metrics("today/", advice.today))
 
 
-def _child(change: Proposal, config: RunConfig, parent: Tracker) -> None:
+def _child(change: Proposal, tracking: TrackingConfig, parent: Tracker) -> None:
     name = f"plan: {change.text}" if change.kind == PLAN else change.text
     child = start_run(
-        config.tracking,
+        tracking,
         root=Path(),
         run_name=redact(name)[:250],
         params={"advise.settings": redact(change.text), "advise.cost": change.cost},

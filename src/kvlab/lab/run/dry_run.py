@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, WorkloadConfig
 from kvlab.core import Request
 from kvlab.kv.pools import POOLS
 from kvlab.lab.files import check_directory
@@ -27,7 +27,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     requests = requests_of(config)
     block_size = POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len)
     tree = prefix_tree(requests, block_size)
-    _print(config, requests, tree, console)
+    _print(config.workload, requests, tree, console)
     from kvlab.lab.figures import save_figures  # Matplotlib takes half a second to import
     from kvlab.lab.figures.workload import workload_figure
 
@@ -37,10 +37,10 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     console.print(f"drawn: {file}", soft_wrap=True)
 
 
-def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console: Terminal) -> None:
+def _print(workload: WorkloadConfig, requests: list[Request], tree: PrefixTree, console: Terminal) -> None:
     arrivals = [request.arrival_s for request in requests if request.follows is None]
-    outputs, last_s, closed = [r.sampling.max_tokens for r in requests], arrivals[-1], config.workload.concurrency
-    table = new_table(config.workload.name, "mean", "min", "p50", "p90", "p99", "max")
+    outputs, last_s, closed = [r.sampling.max_tokens for r in requests], arrivals[-1], workload.concurrency
+    table = new_table(workload.name, "mean", "min", "p50", "p90", "p99", "max")
     rows: list[tuple[str, Sequence[float], int]]
     rows = [("prompt, tokens", tree.tokens, 0), ("output, tokens", outputs, 0)]
     if last_s:
@@ -56,7 +56,7 @@ def _print(config: RunConfig, requests: list[Request], tree: PrefixTree, console
         "tree of prefixes": f"{max(tree.blocks):,} blocks deep, shared down to {max(tree.repeated):,}",
         "hit rate without a memory limit": f"{100 * tree.most_hit_rate:.1f} % of prompt tokens; none is higher",
     }
-    if reason := unknown_prompts(config.workload):
+    if reason := unknown_prompts(workload):
         shared = {
             "prompt blocks": f"{blocks:,} of {count(tree.block_size, 'token')}",
             "hit rate without a memory limit": reason,

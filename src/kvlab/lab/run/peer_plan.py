@@ -72,4 +72,5 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
         raise ConfigError("fleet.replicas", config.fleet.replicas, text)
     kind.check(config)
     requests = requests_of(config)
-    return PeerPlan(config, kind, decoder_config(config.model), requests, check_lengths(requests, config))
+    longest = check_lengths(requests, config.workload.name, config.model.max_seq_len)
+    return PeerPlan(config, kind, decoder_config(config.model), requests, longest)

@@ -123,7 +123,8 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
         raise ConfigError("debug.profile", True, text)
     if requests is None:
         requests = requests_of(config)
-    check_longest_sequence(plan.pool, check_lengths(requests, config))
+    longest = check_lengths(requests, config.workload.name, config.model.max_seq_len)
+    check_longest_sequence(plan.pool, longest)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}

@@ -25,16 +25,16 @@ def requests_of(config: RunConfig) -> list[Request]:
     )
 
 
-def check_lengths(requests: list[Request], config: RunConfig) -> int:
-    """The longest sequence the requests can make. Raises WorkloadError if it is longer than is served."""
+def check_lengths(requests: list[Request], workload: str, limit: int) -> int:
+    """The longest sequence the requests can make. Raises WorkloadError if that is longer than the `limit`."""
     lengths = grown_lengths(requests)
     longest = max(requests, key=lambda request: lengths[request.request_id])
-    length, limit = lengths[longest.request_id], config.model.max_seq_len
+    length = lengths[longest.request_id]
     if length > limit:
         earlier = length - longest.max_total_tokens
         behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
         raise WorkloadError(
-            f"workload.name={config.workload.name}: request {longest.request_id} {behind}has a prompt of "
+            f"workload.name={workload}: request {longest.request_id} {behind}has a prompt of "
             f"{len(longest.prompt_token_ids)} tokens and up to {longest.sampling.max_tokens} output tokens, "
             f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
         )

@@ -107,7 +107,9 @@ class SiliconTiming(StepTiming):
             beyond_us = config.framework.device_token_us / devices
             return cls(tables, model, devices, types[weights], kv, beyond_us=beyond_us)
         except UnmeasuredError:
-            raise _unmeasured(tables, config, model, devices, weights, types) from None
+            raise _unmeasured(
+                tables, config.model.name, model, devices, (weights, config.kv_dtypes[0]), types
+            ) from None
 
     @classmethod
     def _of_sparse(
@@ -123,7 +125,7 @@ class SiliconTiming(StepTiming):
             return cls(tables, model, model.division.devices, formats.attention, kv, formats, beyond_us)
         except UnmeasuredError:
             stored_so = formats.attention, formats.experts, kv
-            raise _unmeasured_sparse(tables, config, model, stored_so) from None
+            raise _unmeasured_sparse(tables, config.model.name, model, stored_so) from None
 
     @property
     def description(self) -> str:
@@ -265,14 +267,14 @@ def _all_rounded(counts: Counts) -> Counts:
 
 def _unmeasured(
     tables: MeasuredTables,
-    config: EngineConfig,
+    name: str,
     model: DecoderConfig,
     devices: int,
-    weights: str,
+    stored: tuple[str, str],
     weight_types: dict[str, str],
 ) -> ConfigError:
-    """What the tables have instead of what they do not."""
-    make, types, kv = tables.operations, tables.types, config.kv_dtypes[0]
+    """What the tables have instead of what they do not, of a model whose weights, and K and V are `stored` so."""
+    make, types, (weights, kv) = tables.operations, tables.types, stored
 
     def has_weights(called: str) -> bool:
         return tables.has(make.GEMM("", 1, 1024, 1024, types.GEMMQuantMode[called]), prefill=True)
@@ -282,7 +284,7 @@ def _unmeasured(
         return tables.has(make.GenerationAttention("", 1, heads, heads, mode, head_size=size), prefill=False)
 
     def instead(known: dict[str, str], has: Callable[[str], bool]) -> str:
-        names = ", ".join(name for name, called in known.items() if has(called))
+        names = ", ".join(own for own, called in known.items() if has(called))
         return f"{tables.name} was measured with {names}; {INSTEAD}"
 
     if not has_weights(weight_types[weights]):
@@ -293,11 +295,11 @@ def _unmeasured(
     shapes = [shape for shape in product(_HEADS, _SIZES) if has_attention(_KV[kv], *shape)]
     near, near_size = min(shapes, key=lambda shape: hypot(log(shape[0] / heads), log(shape[1] / size)))
     text = f"{tables.name} was measured with {near} KV heads of {near_size} numbers on a device, and not with "
-    return ConfigError("model", config.model.name, f"{text}{heads} of {size}; {INSTEAD}")
+    return ConfigError("model", name, f"{text}{heads} of {size}; {INSTEAD}")
 
 
 def _unmeasured_sparse(
-    tables: MeasuredTables, config: EngineConfig, model: SparseConfig, stored: tuple[str, str, str]
+    tables: MeasuredTables, name: str, model: SparseConfig, stored: tuple[str, str, str]
 ) -> ConfigError:
     """The same of a mixture of experts, whose matrices, experts, and K and V are `stored` so."""
     division, (weights, experts, kv) = model.division, stored
@@ -309,7 +311,6 @@ def _unmeasured_sparse(
             return False
         return True
 
-    name = config.model.name
     if is_measured(division):
         text = f"{tables.name} was not measured with its attention in {weights} with K and V in {kv}"
         return ConfigError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvlab.config import RunConfig, TrackingConfig
+from kvlab.config import RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.sweep.digest import config_digest
 from kvlab.lab.campaigns.sweep.process import is_alive, this_process
@@ -97,7 +97,9 @@ class History:
         there is no such run; a configuration that contradicts itself takes no time.
         """
         known: dict[str, float | None] = {"": 0.0}
-        queries = ["" if config is None else _similar_runs(config) for config in configs]
+        queries = [
+            "" if config is None else _similar_runs(config.model.name, config.workload) for config in configs
+        ]
         for query in {*queries} - {*known}:
             runs = self._find(query, limit=_RECENT)
             known[query] = median(run.seconds or 0.0 for run in runs) if runs else None
@@ -139,10 +141,9 @@ def open_history(tracking: TrackingConfig, *, required: bool = False) -> History
     return History(open_store(tracking, Path(), create=True), tracking)
 
 
-def _similar_runs(config: RunConfig) -> str:
-    workload = config.workload
+def _similar_runs(model: str, workload: WorkloadConfig) -> str:
     return (
-        f"params.`model.name` = '{config.model.name}' and params.`workload.name` = '{workload.name}' and "
+        f"params.`model.name` = '{model}' and params.`workload.name` = '{workload.name}' and "
         f"params.`workload.num_requests` = '{workload.num_requests}' and attributes.status = 'FINISHED'"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlab.config import RunConfig
-from kvlab.errors import OutputError
+from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advise.settings import advice_line, drawn_requests
 from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
@@ -57,6 +57,9 @@ class LimitSearch(ABC):
         self.wanted, self.precision, self.console = settings.attainment, settings.precision, console
         base = compose(overrides)
         self.base, config = base, base.config
+        if not config.slo.limits:
+            text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
+            raise ConfigError("find", self.find, text)
         self.range = self.range_of(config, settings)
         _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
         others = [text for text in overrides if key_of(text) != self.range.key]
@@ -91,7 +94,7 @@ class LimitSearch(ABC):
         print(self.question(limits))
         print(self.span(), flush=True)
         params = {"tune.find": self.find, "tune.attainment": self.wanted, "tune.study": self.name}
-        self.runs.open_parent(self.base.config, self.digest, self.name, params)
+        self.runs.open_parent(self.base.config.tracking, self.digest, self.name, params)
         answer, problem = self._search()
         self._finish(answer, problem)
         if self.runs.interrupted:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from kvlab.config import RunConfig
+from kvlab.config import WorkloadConfig
 from kvlab.errors import ConfigError
 
 SPAN = 32.0  # times the rate that the workload has, up and down, where no bounds are given
@@ -33,13 +33,10 @@ class Bracket:
     fails: float | None = None
 
 
-def rate_range(config: RunConfig, bounds: str | None = None) -> RateRange:
-    """The range of a configuration. `bounds` are the lowest and the highest rate, as 0.5-20. Raises ConfigError for
-    a workload without an arrival rate, and for runs without limits.
+def rate_range(workload: WorkloadConfig, bounds: str | None = None) -> RateRange:
+    """The range of a workload. `bounds` are the lowest and the highest rate, as 0.5-20. Raises ConfigError for one
+    without an arrival rate.
     """
-    workload = config.workload
-    if not config.slo.limits:
-        raise ConfigError("find", "rate", "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds")
     if workload.concurrency is not None:
         text = "a closed loop has no arrival rate that could be found; leave it out"
         raise ConfigError("workload.concurrency", workload.concurrency, text)

@@ -154,7 +154,7 @@ class Search:
             "tune.storage": redact(self.storage),
             "tune.study": self.name,
         }
-        self.runs.open_parent(self.base.config, self.digest, self.name, params)
+        self.runs.open_parent(self.base.config.tracking, self.digest, self.name, params)
 
     def _finish(self, study: Study) -> None:
         best, pictures = best_trial(study), self.runs.directory / "search"

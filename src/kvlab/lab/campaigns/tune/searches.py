@@ -23,7 +23,7 @@ class RateSearch(LimitSearch):
     find, files, asked = "rate", "rates", "the largest"
 
     def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
-        return rate_range(config, settings.rates)
+        return rate_range(config.workload, settings.rates)
 
     def tries(self) -> Generator[float, bool, Bracket]:
         return bracket(self.range, self.precision)
@@ -66,9 +66,6 @@ class ReplicaSearch(LimitSearch):
     column = "replicas"  # of the table, what was tried
 
     def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:
-        if not config.slo.limits:
-            text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
-            raise ConfigError("find", self.find, text)
         if config.engine.kind != "kvlab":
             text = f"takes replicas of kvlab's own engine, and engine={config.engine.kind} is another"
             raise ConfigError("find", self.find, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.digest import config_digest
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
@@ -94,10 +94,10 @@ class Trials:
         """Where the results of a point's first run are."""
         return self.directory / folder / ("0" if repeats > 1 else "")
 
-    def open_parent(self, config: RunConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
+    def open_parent(self, tracking: TrackingConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
         """Open the parent run, or go on with that of an earlier search; without a store that works, warn."""
         try:
-            history = open_history(config.tracking)
+            history = open_history(tracking)
             if history is None:
                 return
             parent = history.parent("tune", digest)
