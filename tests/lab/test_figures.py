@@ -13,6 +13,7 @@ from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineSeries
 from kvlab.lab.capacity import CapacityCurve
 from kvlab.lab.figures import left_out, run_figures
+from kvlab.lab.figures.blocks import GridSize
 from kvlab.lab.figures.capacity_curve import MeasuredCapacity, draw_capacity
 from kvlab.lab.figures.fleet import fleet_figure
 from kvlab.lab.figures.interactive import heat_map_hover, pareto_hover, pool_map_hover, timeline_hover
@@ -21,7 +22,7 @@ from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_fi
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
-from kvlab.lab.figures.pool_map import pool_map_figure, run_grids
+from kvlab.lab.figures.pool_map import PICTURE, pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.results.records import SERIES, RunRecord, series_table
 from kvlab.lab.results.trace import trace_events
@@ -125,9 +126,9 @@ class TestDrawing:
     def test_a_map_of_ten_thousand_blocks(self) -> None:
         recorded = events(*((n % 2, A, n, n // 50) for n in range(10_000)))
         steps = [step(each.index, blocks_total=10_000) for each in self.STEPS]
-        grids = run_grids(recorded, steps)
-        assert png(pool_map_figure(grids.picture))
-        assert len(pool_map_hover(grids.page, []).to_json()) < 3_000_000
+        picture, page = run_grids(recorded, StepLog(steps), [PICTURE, GridSize(200, 320)])
+        assert png(pool_map_figure(picture))
+        assert len(pool_map_hover(page, []).to_json()) < 3_000_000
 
     def test_sweeps_of_two_amounts_of_one_and_of_names(self) -> None:
         two = [Point({"a": a, "b": b}, {THROUGHPUT: 1.0 * a * b}) for a in (1, 2) for b in (3, 4)]

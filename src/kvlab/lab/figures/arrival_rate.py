@@ -22,7 +22,6 @@ _PANELS = {
     "latency/ttft_ms_p99": "First token (ttft), p99, ms",
     "latency/tpot_ms_p99": "Per output token (tpot), p99, ms",
 }
-_MARKERS = "osD^vPX"
 _WIDE = 20.0  # times the smallest value: a logarithmic axis from here on
 
 
@@ -45,7 +44,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     for number, (name, panel) in enumerate(zip(shown, panels, strict=False)):
         style.tidy(panel, grid="both")
         style.title(panel, _PANELS[name])
-        looks = zip(cycle(style.LINES), cycle(_MARKERS), strict=False)
+        looks = zip(cycle(style.LINES), cycle(style.MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
             values = {rate: known_values(_at(members, key, rate), name) for rate in ordered(members, key)}
             at = {rate: median(repeats) for rate, repeats in values.items() if repeats}

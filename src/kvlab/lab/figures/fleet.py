@@ -50,8 +50,15 @@ def fleet_figure(
     figure = style.new_figure(2 * height + 1.6)
     (above, bars), (below, empty) = figure.subplots(2, 2, width_ratios=(6, 1), sharex="col", sharey="row")
     empty.set_visible(False)
-    _map(figure, above, used, edges, "% of blocks in use", 100.0)
-    _map(figure, below, waiting, edges, "requests waiting", max(float(waiting.max()), 1.0))
+    most_waiting = max(float(waiting.max()), 1.0)
+    for axes, values, what, top in (
+        (above, used, "% of blocks in use", 100.0),
+        (below, waiting, "requests waiting", most_waiting),
+    ):
+        style.amounts(figure, axes, values, edges[-1], what, top=top, aspect=14)
+        axes.tick_params(labelbottom=True)
+        axes.set_ylabel("replica")
+        style.whole(axes.yaxis)
     if len(groups) > 1:
         counts = np.array([count for _, count in groups])
         below.set_ylabel("")
@@ -71,23 +78,6 @@ def _means(at: NDArray[np.float64], values: NDArray[np.float64], edges: NDArray[
     areas = np.append(0.0, np.cumsum(values * np.diff(ends)))
     means: NDArray[np.float64] = np.diff(np.interp(edges, ends, areas)) / np.diff(edges)
     return means
-
-
-def _map(
-    figure: Figure, axes: Any, values: NDArray[np.float64], edges: NDArray[np.float64], label: str, top: float
-) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9, labelbottom=True)
-    extent = (edges[0], edges[-1], len(values) - 0.5, -0.5)
-    image = axes.imshow(
-        values, cmap=style.AMOUNTS, aspect="auto", interpolation="none", extent=extent, vmin=0, vmax=top
-    )
-    axes.set_ylabel("replica")
-    style.whole(axes.yaxis)
-    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=14)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=9)
-    bar.set_label(label, fontsize=9)
 
 
 def _bars(axes: Any, shares: NDArray[np.float64], heading: str) -> None:

@@ -12,8 +12,6 @@ from kvlab.lab.figures import style
 from kvlab.lab.prefix_replay.curves import ReplayCurves
 from kvlab.lab.prefix_replay.replay import BELADY
 
-_MARKERS = "osD^vPX"
-
 
 def hit_rate_figure(curves: ReplayCurves) -> Figure:
     """A curve for each policy over a logarithmic axis of sizes, belady's in black, the ceiling across. Below it the
@@ -26,7 +24,7 @@ def hit_rate_figure(curves: ReplayCurves) -> Figure:
     _draw_distances(below, curves)
     policies = [name for name in curves.hit_rates if name != BELADY]
     colours = dict(zip(policies, cycle(style.LINES[:-1]), strict=False)) | {BELADY: style.BLACK}
-    for (name, rates), marker in zip(curves.hit_rates.items(), cycle(_MARKERS), strict=False):
+    for (name, rates), marker in zip(curves.hit_rates.items(), cycle(style.MARKERS), strict=False):
         line: Any = {"color": colours[name], "linewidth": 2.2 if name == BELADY else 1.6, "markersize": 5}
         axes.plot(curves.num_blocks, [100 * rate for rate in rates], marker=marker, label=name, **line)
     axes.axhline(100 * curves.ceiling, color=style.FAINT, linestyle=(0, (5, 2)), label="ceiling: never full")

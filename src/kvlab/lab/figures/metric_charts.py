@@ -72,10 +72,7 @@ def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
     axes.set_yticks(range(len(grid.rows)), [style.shorten(str(value), 18) for value in grid.rows])
     notes = [grid.footnote] if grid.footnote else []
     if len(finite):
-        bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=max(height * 4, 12))
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=9)
-        style.plain(bar.ax.yaxis)
+        style.plain(style.colour_bar(figure, axes, image, max(height * 4, 12)).ax.yaxis)
         index = np.nanargmin(grid.values) if less_is_better else np.nanargmax(grid.values)
         row, column = np.unravel_index(int(index), grid.values.shape)
         extreme = f"{'least' if less_is_better else 'most'}: {style.number(grid.values[row, column])}"

@@ -13,7 +13,6 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from kvlab.core import StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.figures import style
@@ -35,6 +34,7 @@ from kvlab.lab.results.tables import count
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 _PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other has to be told from
 
+PICTURE = GridSize(400, 800)
 #: Words and colour of each holder that is not a single known sequence.
 HOLDERS = {
     FREE: ("free", style.FREE),
@@ -52,12 +52,13 @@ class RunGrids(NamedTuple):
     page: PoolGrid
 
 
-def run_grids(events: BlockEvents, steps: Sequence[StepRecord]) -> RunGrids:
-    """A run's pool as grids."""
-    last = steps[-1] if steps else None
-    blocks, end = last.pool.blocks_total if last and last.pool else 1, last.end_s if last else 0.0
-    starts = StepLog.of(steps).column("start_s")
-    return RunGrids(*pool_grids(events, blocks, starts, end, [GridSize(400, 800), GridSize(200, 320)]))
+def run_grids(
+    events: BlockEvents, steps: StepLog, sizes: Sequence[GridSize], tenants: NDArray[np.int64] | None = None
+) -> list[PoolGrid]:
+    """A run's pool as grids of these sizes."""
+    last = steps[-1]
+    blocks = last.pool.blocks_total if last.pool else 1
+    return pool_grids(events, blocks, steps.column("start_s"), last.end_s, sizes, tenants)
 
 
 def record_grids(record: RunRecord) -> RunGrids | None:
@@ -65,7 +66,7 @@ def record_grids(record: RunRecord) -> RunGrids | None:
     events, steps = record.blocks(), record.steps()
     if events is None or not len(events.block) or not steps:
         return None
-    return record.once("grids", lambda: run_grids(events, steps))
+    return record.once("grids", lambda: RunGrids(*run_grids(events, steps, [PICTURE, GridSize(200, 320)])))
 
 
 def has_one_colour(grid: PoolGrid) -> bool:
@@ -132,9 +133,7 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     if events is None or not len(events.block) or not steps or not any(salts):
         return None
     names = list(dict.fromkeys(salts))
-    tenants = np.array([names.index(salt) for salt in salts])
-    blocks, end = steps[-1].pool.blocks_total if steps[-1].pool else 1, steps[-1].end_s
-    (grid,) = pool_grids(events, blocks, steps.column("start_s"), end, [GridSize(400, 800)], tenants)
+    (grid,) = run_grids(events, steps, [PICTURE], np.array([names.index(salt) for salt in salts]))
     colours: dict[int, ArrayLike] = {FREE: to_rgb(style.FREE)}
     for number in np.unique(grid.cells[grid.cells >= 0]).tolist():
         tenant, state = divmod(number, TENANT_STATES)

@@ -72,19 +72,10 @@ def prefix_places_figure(table: Any, replicas: int, end_s: float) -> Figure:
         labels.append(f"{tokens:,} tokens,\n{requests:,} requests")
     figure = style.new_figure(max(1.6 + 0.085 * len(shares), 3.0))
     axes = figure.add_subplot(xlabel="time, s", ylabel=f"prefix, a row for each of {replicas} replicas")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
-    extent = (0, end_s, len(shares) - 0.5, -0.5)
-    image = axes.imshow(
-        shares, cmap=style.AMOUNTS, aspect="auto", interpolation="none", extent=extent, vmin=0, vmax=100
-    )
+    style.amounts(figure, axes, shares, end_s, "% of the prefix cached", top=100, aspect=20)
     for line in np.arange(1, shown) * replicas - 0.5:
         axes.axhline(line, color="white", linewidth=2)
     axes.set_yticks((np.arange(shown) + 0.5) * replicas - 0.5, labels)
-    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=20)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=9)
-    bar.set_label("% of the prefix cached", fontsize=9)
     copies = (shares.reshape(shown, replicas, _COLUMNS) > 50).sum(axis=1)
     mean = float(copies[copies > 0].mean()) if copies.any() else 0.0
     style.title(axes, f"While it is cached, a hot prefix is on {mean:.1f} of {replicas} replicas in the mean")

@@ -21,6 +21,7 @@ SEQUENCES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)  # of sequence
 CACHED, FREE, SHARED, PINNED = "#C9C9C9", "#FFFFFF", "#1A1A1A", "#A50F15"
 INK, FAINT = "#222222", "#8A8A8A"
 AMOUNTS = "viridis"
+MARKERS = "osD^vPX"
 WIDTH, DPI = 8.4, 110  # inches and dots: 924 pixels, a README's width
 
 PHASES = {"queued": CACHED, "prefill": ORANGE, "decode": BLUE, "preempted": VERMILION}
@@ -59,6 +60,25 @@ def tidy(axes: Axes, *, grid: GridLines = "y") -> None:
     if grid:
         axes.grid(axis=grid, color="#E4E4E4", linewidth=0.8)
         axes.set_axisbelow(True)
+
+
+def amounts(
+    figure: Figure, axes: Axes, values: NDArray[np.float64], end_s: float, label: str, *, top: float, aspect: float
+) -> None:
+    """A map of rows over time: from 0 to `top`, with the scale of its colours beside it."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+    placed: Any = {"aspect": "auto", "interpolation": "none", "extent": (0, end_s, len(values) - 0.5, -0.5)}
+    image = axes.imshow(values, cmap=AMOUNTS, vmin=0, vmax=top, **placed)
+    colour_bar(figure, axes, image, aspect).set_label(label, fontsize=9)
+
+
+def colour_bar(figure: Figure, axes: Axes, image: Any, aspect: float) -> Any:
+    """The scale of an image's colours, at its right."""
+    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=aspect)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=9)
+    return bar
 
 
 def legend(axes: Any, *args: Any, below: float, columns: int = 6, **options: Any) -> None:
