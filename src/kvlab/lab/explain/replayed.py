@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvlab.config import RunConfig
 from kvlab.core import RequestRecord, StepRecord
@@ -31,6 +31,7 @@ from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import make_engine
 
+T = TypeVar("T")
 _MOST_APART = 1e-6  # seconds: a replay is the run, unless an end differs by more
 
 
@@ -168,10 +169,20 @@ def observe(
         limit = plan.config.workload.concurrency
         log = drive(engine, plan.requests, concurrency=limit, on_step=after, at_once=False)
     records = {record.key: record for record in log.records}
-    if fleet is None:
-        whole = {key: lives[0].ended(key, record.finished_s) for key, record in records.items()}
-        ended = {key: life for key, life in whole.items() if life is not None}
-        return Explanation(plan, records, ended, prompts[0].prompts, {}, {})
+    if fleet is not None:
+        return _followed(plan, fleet, records, lives, prompts)
+    whole = {key: lives[0].ended(key, record.finished_s) for key, record in records.items()}
+    return Explanation(plan, records, _known(whole), prompts[0].prompts, {}, {})
+
+
+def _followed(
+    plan: RunPlan,
+    fleet: Fleet,
+    records: dict[SampleKey, RequestRecord],
+    lives: Sequence[LifeObserver],
+    prompts: Sequence[PromptObserver],
+) -> Explanation:
+    """The same of a fleet, whose requests are followed from replica to replica."""
     hops, pulls = hops_of(fleet.routed), dict[str, list[Transfer]]()
     for pull in (pull for neighbour in fleet.neighbours for pull in neighbour.pulls):
         pulls.setdefault(pull.request_id, []).append(pull)
@@ -179,14 +190,11 @@ def observe(
     for life in (life for key, life in whole.items() if life is not None and key[0] in pulls):
         life.rename(Cause.TIER, Cause.TRANSFER)
     found = {key: prompt_of(record, hops.get(key[0], ()), prompts) for key, record in records.items()}
-    return Explanation(
-        plan,
-        records,
-        {key: life for key, life in whole.items() if life is not None},
-        {key: prompt for key, prompt in found.items() if prompt is not None},
-        hops,
-        pulls,
-    )
+    return Explanation(plan, records, _known(whole), _known(found), hops, pulls)
+
+
+def _known(values: Mapping[SampleKey, T | None]) -> dict[SampleKey, T]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def quiet(config: RunConfig) -> RunConfig:

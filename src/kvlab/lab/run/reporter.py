@@ -80,23 +80,8 @@ class Reporter:
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
-        kernels = plan.kernels
-        chosen, computed = plan.chosen.get("kernels"), ""
-        if kernels:
-            reason = f" ({kernels.ops.reason})" if kernels.ops.reason and chosen == kernels.ops.name else ""
-            computed = f"attention: {kernels.attention.name}, other kernels: {chosen}{reason}; "
-        threads, ranks = plan.cpu_threads, config.executor.tensor_parallel if plan.is_real else 1
-        why = explain_threads(config.executor.threads, threads) if threads else ""
-        weights = config.executor.weights_dtype
-        if plan.weights_format == "compact":
-            weights += ", kept in 12 bits each"
         self._once(
-            f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, "
-            f"{format_bytes(plan.weights.parameters)} in {weights}; {'' if plan.groups else _cache(plan) + '; '}"
-            f"{computed}{len(plan.requests)} requests on {plan.machine}"
-            + (f", {ranks} ranks" if ranks > 1 else "")
-            + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
-            + (f" ({why})" if why else "")
+            "; ".join([_weights(plan), *([] if plan.groups else [_cache(plan)]), *_kernels(plan), _where(plan)])
         )
         for group in plan.parts:
             name = f"{group.replicas} of {group.name}: " if plan.groups else ""
@@ -158,6 +143,34 @@ class Reporter:
             if tracker.run_id:
                 console.print(f"run {tracker.run_id}")
             console.print(tracker.where(), soft_wrap=True)
+
+
+def _weights(plan: RunPlan) -> str:
+    """A model, and what its weights are kept in."""
+    config, kept = plan.config, ", kept in 12 bits each" if plan.weights_format == "compact" else ""
+    size = f"{format_bytes(plan.weights.parameters)} in {config.executor.weights_dtype}{kept}"
+    return f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, {size}"
+
+
+def _kernels(plan: RunPlan) -> list[str]:
+    """What computes attention and the rest; nothing, where nothing is computed."""
+    if plan.kernels is None:
+        return []
+    ops, chosen = plan.kernels.ops, plan.chosen.get("kernels")
+    reason = f" ({ops.reason})" if ops.reason and chosen == ops.name else ""
+    return [f"attention: {plan.kernels.attention.name}, other kernels: {chosen}{reason}"]
+
+
+def _where(plan: RunPlan) -> str:
+    """The requests and the machine that serves them, with its ranks and threads."""
+    executor, threads = plan.config.executor, plan.cpu_threads
+    text = f"{len(plan.requests)} requests on {plan.machine}"
+    if plan.is_real and executor.tensor_parallel > 1:
+        text += f", {executor.tensor_parallel} ranks"
+    if not threads:
+        return text
+    why = explain_threads(executor.threads, threads)
+    return f"{text}, {threads} thread{'s' * (threads > 1)}" + (f" ({why})" if why else "")
 
 
 def _cache(plan: RunPlan) -> str:
