@@ -166,12 +166,13 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
         settings.tokenizer,
         "run" if is_run else kind.__module__.rpartition(".")[2],
     )
-    unknown = set(kind.unknown)
-    unknown |= {"times"} if first.arrival_s is None else set()
-    unknown |= {"outputs"} if first.output_tokens is None else set()
-    unknown |= {"prefixes"} if first.hashes is None else set()
-    unknown |= {"tokens"} if kind.reads_text and settings.tokenizer is None else set()
-    names = tuple(name for name in UNKNOWN if name in unknown)
+    lacks = {
+        "times": first.arrival_s is None,
+        "outputs": first.output_tokens is None,
+        "prefixes": first.hashes is None,
+        "tokens": kind.reads_text and settings.tokenizer is None,
+    }
+    names = tuple(name for name in UNKNOWN if name in kind.unknown or lacks[name])
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     write_trace(path, replace(header, unknown=names), counted)
     said = [UNKNOWN[name] for name in names]

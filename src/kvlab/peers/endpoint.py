@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -59,11 +60,9 @@ class EndpointEngine(RemoteEngine):
 
     def report(self) -> EngineReport:
         report = super().report()
+        slots = {} if self._slots is None else {"capacity/token_slots": self._slots}
         unreported = report.unreported if self._tells_ids else report.unreported | {"output_token_ids"}
-        metrics = dict(report.metrics)
-        if self._slots is not None:
-            metrics["capacity/token_slots"] = self._slots
-        return EngineReport(self._facts, metrics, report.series, unreported, report.notes, report.invalid)
+        return replace(report, facts=self._facts, metrics={**report.metrics, **slots}, unreported=unreported)
 
     def _check(self, request: Request) -> None:
         check_request(request, extensions=self._settings.extensions)

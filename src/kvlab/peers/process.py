@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,8 +72,7 @@ class ProcessEngine(RemoteEngine):
             facts["KV cache"] = f"{format_bytes(size)}, {slots} tokens"
         facts["python"] = self._python
         known = {"scheduled_s", "queue_ms"} if self._program.counts else set()
-        unreported = report.unreported - known
-        return EngineReport(facts, metrics, report.series, unreported, report.notes, report.invalid)
+        return replace(report, facts=facts, metrics=metrics, unreported=report.unreported - known)
 
     def step(self) -> None:
         """See RemoteEngine. Raises PeerError for a process that has said nothing for too long, too."""

@@ -97,10 +97,7 @@ class LimitSearch(ABC):
         self.runs.open_parent(self.base.config.tracking, self.digest, self.name, params)
         answer, problem = self._search()
         self._finish(answer, problem)
-        if self.runs.interrupted:
-            print("interrupted: what was tried is kept; the same command goes on from there")
-            return 130
-        return 0 if self.answers(answer) and not self.runs.unwritten else 1
+        return self.runs.exit_code(found=self.answers(answer))
 
     def question(self, limits: str) -> str:
         """What is asked, in words."""

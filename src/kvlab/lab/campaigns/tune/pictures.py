@@ -10,9 +10,10 @@ from typing import Any
 import optuna
 from jinja2 import Template
 from matplotlib.figure import Figure
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from kvlab.lab.campaigns.tune.space import SEARCHED
+from kvlab.lab.campaigns.tune.study import completed
 from kvlab.lab.figures.style import BLUE, INK, VERMILION, new_figure, plain, tidy
 from kvlab.lab.files import write_text
 from kvlab.lab.results import catalogue
@@ -34,7 +35,7 @@ def trial_rows(study: optuna.Study) -> Iterator[list[Any]]:
 
 def draw_search(study: optuna.Study, metric: str) -> Figure:
     """The value of every measured trial: in order, and over each setting. The best trial has a ring."""
-    done, best = _done(study), study.best_trial
+    done, best = completed(study), study.best_trial
     keys = [key for key in SEARCHED if key in best.params]
     figure = new_figure(height=3.4, width=2.6 * (1 + len(keys)))
     figure.suptitle(f"{metric}: {count(len(done), 'trial')} measured", x=0.01, ha="left", color=INK)
@@ -62,7 +63,7 @@ def write_page(study: optuna.Study, metric: str, command: str, far: str | None, 
 
     from kvlab.lab.figures.interactive import embedded
 
-    done = _done(study)
+    done = completed(study)
     keys = [key for key in SEARCHED if len({trial.params.get(key) for trial in done}) > 1]
     plots = {"Trial by trial": visualization.plot_optimization_history}
     if len(done) > 2 and keys:
@@ -92,11 +93,6 @@ def write_page(study: optuna.Study, metric: str, command: str, far: str | None, 
         figures=figures,
     )
     write_text(path, page)
-
-
-def _done(study: optuna.Study) -> list[FrozenTrial]:
-    done: list[FrozenTrial] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return done
 
 
 def _shorten_title(axis: Any) -> None:

@@ -86,10 +86,7 @@ class Search:
         if done < self.trials and not self.runs.interrupted:
             print(f"stopped at {done} of {self.trials} trials: nothing new was found that fits")
         self._finish(study)
-        if self.runs.interrupted:
-            print("interrupted: what was tried is kept; the same command goes on from there")
-            return 130
-        return 1 if best_trial(study) is None or self.runs.unwritten else 0
+        return self.runs.exit_code(found=best_trial(study) is not None)
 
     def _search(self, study: Study, before: int, started: float) -> Study:
         """Search. Returns the study, in memory where its database failed."""

@@ -67,9 +67,15 @@ def counted(study: optuna.Study) -> list[FrozenTrial]:
     return [t for t in done if "same_as" not in t.user_attrs and ("error" in t.user_attrs or t.value is not None)]
 
 
+def completed(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that have a value."""
+    trials: list[FrozenTrial] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return trials
+
+
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
     """The best so far; None where no trial has a value."""
-    return study.best_trial if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) else None
+    return study.best_trial if completed(study) else None
 
 
 def search(

@@ -107,6 +107,13 @@ class Trials:
         except TrackingError as error:
             warn(error)
 
+    def exit_code(self, *, found: bool) -> int:
+        """How the search ends, whose answer was `found` or not."""
+        if self.interrupted:
+            print("interrupted: what was tried is kept; the same command goes on from there")
+            return 130
+        return 0 if found and not self.unwritten else 1
+
     def close_parent(
         self, errors: Sequence[OutputError], pictures: Path, metrics: Mapping[str, float], *, found: bool
     ) -> None:
