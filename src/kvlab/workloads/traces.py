@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvlab.hashed_prompt import HashedPrompt
 from kvlab.workloads.arrivals import arrival_times
 from kvlab.workloads.lines import csv_cells, json_object, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS, make_request
+from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _TOKEN_COUNT = re.compile(r"\d{1,18}(\.0*)?", re.ASCII)
@@ -105,6 +107,10 @@ class Row(NamedTuple):
     blocks: tuple[int, ...] = ()
     conversation: str | None = None  # which one it is part of, where the file says so
     block_tokens: int | None = None  # of each of the blocks; None: workload.block_tokens
+
+
+#: Reads the rows of a file; see `trace_source`.
+Rows = TypeVar("Rows", bound=Callable[..., Iterator[Row]])
 
 
 def csv_rows(
@@ -257,6 +263,20 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         elif config.sample < 1:
             why = f" in workload.sample={config.sample:g} of {number + 1}; take a larger share"
         raise WorkloadError(f"workload.path={shown(config.path)}: holds no request{why}")
+
+
+def trace_source(name: str) -> Callable[[Rows], Rows]:
+    """Make what reads the rows of a file, `workload.path`, the workload source `name`: see `trace_requests`."""
+
+    def registered(rows: Rows) -> Rows:
+        @wraps(rows)
+        def read(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
+            return trace_requests(rows(config), config, vocab_size=vocab_size, seed=seed)
+
+        WORKLOAD_SOURCES.register(name)(read)
+        return rows
+
+    return registered
 
 
 def _timed(rows: Iterator[Row]) -> Iterator[tuple[int, Row, float]]:

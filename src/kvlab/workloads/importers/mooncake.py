@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
-from kvlab.workloads.traces import json_rows
+from kvlab.workloads.sources.mooncake import mooncake_rows
 
 
 @IMPORTERS.register("mooncake")
@@ -15,7 +13,7 @@ class MooncakeImporter(RowImporter):
 
     what, source, block_tokens = "Mooncake's trace", "mooncake", 512
     marks = ('"hash_ids"', '"input_length"')
-    rows = staticmethod(partial(json_rows, unit_s=1e-3))
+    rows = staticmethod(mooncake_rows)
 
     @classmethod
     def recognises(cls, head: str) -> bool:

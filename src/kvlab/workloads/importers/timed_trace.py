@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
-from kvlab.workloads.traces import json_rows
+from kvlab.workloads.sources.timed_trace import timed_rows
 
 
 @IMPORTERS.register("timed_trace")
@@ -15,4 +13,4 @@ class TimedTraceImporter(RowImporter):
 
     what, source, block_tokens = "a timed trace of vLLM", "timed_trace", 16
     marks = ('"hash_ids"', '"chat_id"')
-    rows = staticmethod(partial(json_rows, unit_s=1.0))
+    rows = staticmethod(timed_rows)

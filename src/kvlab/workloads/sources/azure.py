@@ -7,18 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig
-from kvlab.core import Request
-from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import Row, csv_rows, moment, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, moment, trace_source
 
 
-@WORKLOAD_SOURCES.register("azure")
-def read_azure(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
-    """The requests of the CSV file `workload.path`, each with a prompt of its own. Raises WorkloadError."""
-    return trace_requests(azure_rows(config), config, vocab_size=vocab_size, seed=seed)
-
-
+@trace_source("azure")
 def azure_rows(config: WorkloadConfig, least: int = 1) -> Iterator[Row]:
-    """The rows of the file, whose prompts and outputs have `least` tokens."""
+    """The rows of a CSV file, each with a prompt of its own. Prompts and outputs have `least` tokens."""
     time = "a date and time such as 2023-11-16 18:15:46.6805900"
     return csv_rows(config, time, moment, least=least, least_output=least)

@@ -7,19 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig
-from kvlab.core import Request
-from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import Row, csv_rows, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, trace_source
 
 
-@WORKLOAD_SOURCES.register("burstgpt")
-def read_burstgpt(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
-    """The requests of the CSV file `workload.path`, each with a prompt of its own. Those with 0 response tokens
-    failed when they were recorded, and are left out. Raises WorkloadError.
-    """
-    return trace_requests(burstgpt_rows(config), config, vocab_size=vocab_size, seed=seed)
-
-
+@trace_source("burstgpt")
 def burstgpt_rows(config: WorkloadConfig, least: int = 1) -> Iterator[Row]:
-    """The rows of the file, whose prompts have `least` tokens."""
+    """The rows of a CSV file, each with a prompt of its own, which has `least` tokens. Those with 0 response tokens
+    failed when they were recorded: no request is made of them.
+    """
     return csv_rows(config, "a number of seconds", least=least, least_output=0)

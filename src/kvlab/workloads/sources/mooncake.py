@@ -7,14 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig
-from kvlab.core import Request
-from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import json_rows, trace_requests
+from kvlab.workloads.traces import Row, json_rows, trace_source
 
 
-@WORKLOAD_SOURCES.register("mooncake")
-def read_mooncake(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
-    """The requests of the file of JSON lines `workload.path`. An id stands for a block of 512 tokens and all before
-    it: prompts with equal ids begin with equal tokens. Raises WorkloadError.
+@trace_source("mooncake")
+def mooncake_rows(config: WorkloadConfig, least: int = 1) -> Iterator[Row]:
+    """The rows of a file of JSON lines, with `least` tokens. An id stands for a block of 512 tokens and all before
+    it: prompts with equal ids begin with equal tokens.
     """
-    return trace_requests(json_rows(config, unit_s=1e-3), config, vocab_size=vocab_size, seed=seed)
+    return json_rows(config, least, unit_s=1e-3)

@@ -7,14 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig
-from kvlab.core import Request
-from kvlab.workloads.sources import WORKLOAD_SOURCES
-from kvlab.workloads.traces import csv_rows, trace_requests
+from kvlab.workloads.traces import Row, csv_rows, trace_source
 
 
-@WORKLOAD_SOURCES.register("sharegpt_lengths")
-def read_sharegpt_lengths(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
-    """The requests of the CSV file `workload.path`, each with a prompt of its own, arriving as `workload.arrival`
-    says. Raises WorkloadError.
-    """
-    return trace_requests(csv_rows(config), config, vocab_size=vocab_size, seed=seed)
+@trace_source("sharegpt_lengths")
+def sharegpt_rows(config: WorkloadConfig) -> Iterator[Row]:
+    """The rows of a CSV file, each with a prompt of its own, arriving as `workload.arrival` says."""
+    return csv_rows(config)
