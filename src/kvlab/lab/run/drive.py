@@ -43,6 +43,61 @@ class RunLog:
         return sum(record.completed for record in self.records)
 
 
+class _Arrivals:
+    """The requests of a workload as they come: by their own times, a turn when the one before it has ended; with a
+    `concurrency` no more conversations at once than that.
+    """
+
+    def __init__(self, requests: list[Request], concurrency: int | None) -> None:
+        self.submitted: dict[str, Request] = {}  # in that order
+        self._firsts = deque(request for request in requests if request.follows is None)
+        self._turns = {request.follows: request for request in requests if request.follows is not None}
+        self._due: list[Request] = []  # turns whose conversation has come to them
+        self._left: dict[str, int] = {}  # samples that have not ended
+        self._room = math.inf if concurrency is None else concurrency  # for conversations to begin
+        self._room_since_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts or self._due)
+
+    def upcoming(self) -> Request | None:
+        """The next to be submitted, at its arrival."""
+        heads = [queue[0] for queue in (self._firsts if self._room else (), self._due) if queue]
+        return min(heads, key=attrgetter("arrival_s"), default=None)
+
+    def take(self, request: Request) -> Request:
+        """The upcoming one is submitted; it arrives when there was room, where it had to wait for that."""
+        if request.follows is None:
+            self._firsts.popleft()
+            self._room -= 1
+            if request.arrival_s < self._room_since_s:
+                request = replace(request, arrival_s=self._room_since_s)
+        else:
+            del self._due[0]
+        self._left[request.request_id] = request.sampling.n
+        self.submitted[request.request_id] = request
+        return request
+
+    def refused(self) -> None:
+        """The one that was submitted last ends its conversation."""
+        self._room += 1
+
+    def ended(self, record: RequestRecord) -> None:
+        """A sample has ended: the next turn is due, or another conversation may begin."""
+        name = record.request_id
+        self._left[name] -= 1
+        if not self._left[name] and name not in self._turns:
+            if not self._room:
+                self._room_since_s = record.finished_s
+            self._room += 1
+        turn = self._turns.get(name) if record.sample == 0 else None
+        if turn is not None:
+            earlier = (*self.submitted[name].prompt_token_ids, *record.output_token_ids)
+            prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
+            turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
+            insort(self._due, turn, key=attrgetter("arrival_s"))
+
+
 @gc_frozen()
 def drive(
     engine: ServingEngine,
@@ -63,53 +118,24 @@ def drive(
     after each step, with None where the engine had nothing to do or keeps no steps. Unless `at_once` is False, an
     engine that can takes steps that are all alike at once: then it is called once, with the first.
     """
-    log, clock = RunLog(), engine.clock
-    arrivals = deque(request for request in requests if request.follows is None)
-    due: list[Request] = []  # turns whose conversation has come to them
-    turns = {request.follows: request for request in requests if request.follows is not None}
-    submitted: dict[str, Request] = {}
-    left: dict[str, int] = {}  # samples that have not ended
-    room, room_since_s = math.inf if concurrency is None else concurrency, 0.0  # conversations that may begin
+    log, clock, arrivals = RunLog(), engine.clock, _Arrivals(requests, concurrency)
 
     def on_finish(record: RequestRecord) -> None:
-        nonlocal room, room_since_s
         log.records.append(record)
-        left[record.request_id] -= 1
-        if not left[record.request_id] and record.request_id not in turns:
-            room, room_since_s = room + 1, record.finished_s if not room else room_since_s
-        turn = turns.get(record.request_id) if record.sample == 0 else None
-        if turn is not None:
-            earlier = (*submitted[record.request_id].prompt_token_ids, *record.output_token_ids)
-            prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
-            turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
-            insort(due, turn, key=attrgetter("arrival_s"))
-
-    def upcoming() -> Request | None:
-        """The next to be submitted, at its arrival."""
-        heads = [queue[0] for queue in (arrivals if room else (), due) if queue]
-        return min(heads, key=attrgetter("arrival_s"), default=None)
+        arrivals.ended(record)
 
     repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: StepLog()
     clock.restart()
-    while arrivals or due or engine.has_work():
+    while arrivals or engine.has_work():
         if should_stop():
             log.interrupted = True
             break
-        while (request := upcoming()) is not None and request.arrival_s <= clock.now():
-            if request.follows is None:
-                arrivals.popleft()
-                room -= 1
-                if request.arrival_s < room_since_s:  # it had to wait
-                    request = replace(request, arrival_s=room_since_s)
-            else:
-                del due[0]
-            left[request.request_id] = request.sampling.n
-            submitted[request.request_id] = request
+        while (request := arrivals.upcoming()) is not None and request.arrival_s <= clock.now():
             try:
-                engine.submit(request, on_finish=on_finish)
+                engine.submit(arrivals.take(request), on_finish=on_finish)
             except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
                 log.refused.append(str(error))
-                room += 1
+                arrivals.refused()
         log.next_arrival_s = request.arrival_s if request else None
         until_s = math.inf if request is None else request.arrival_s
         if taken := repeat(until_s):
@@ -119,8 +145,8 @@ def drive(
         record = engine.step()
         if record is not None:
             log.steps.append(record)
-        elif arrivals or due or engine.has_work():
-            request = upcoming()
+        elif arrivals or engine.has_work():
+            request = arrivals.upcoming()
             times = (request.arrival_s if request else None, engine.next_wakeup())
             known = [time for time in times if time is not None]
             if known:
@@ -131,11 +157,11 @@ def drive(
         clock.now() if log.interrupted else max((ended.finished_s for ended in log.records), default=0.0)
     )
     if log.interrupted:
-        for request_id in submitted:
+        for request_id in arrivals.submitted:
             engine.abort(request_id)
     record = engine.step()  # nothing is left to run: this only gives the memory back
     if record is not None:
         log.steps.append(record)
-    number = {request_id: position for position, request_id in enumerate(submitted)}
+    number = {request_id: position for position, request_id in enumerate(arrivals.submitted)}
     log.records.sort(key=lambda ended: (number[ended.request_id], ended.sample))
     return log
