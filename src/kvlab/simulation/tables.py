@@ -87,12 +87,7 @@ class MeasuredTables:
         name, tables = hardware.name, framework.tables
         if tables not in _FRAMEWORKS:
             raise ConfigError("framework.tables", tables, f"must be one of {', '.join(_FRAMEWORKS)}; {INSTEAD}")
-        devices = list(_devices(systems, tables))
-        if name not in devices:
-            specs = {device: databases.load_system_spec(device) for device in devices}
-            nearest, known = min(devices, key=lambda device: _distance(hardware, specs[device])), ", ".join(devices)
-            text = f"timing=silicon has {tables} on {known}; the nearest is {nearest}; {INSTEAD}"
-            raise ConfigError("hardware", name, text)
+        _check_device(hardware, systems, tables)
         slots = databases.get_version_slots(name, tables)
         versions = [slots[slot] for slot in ("previous", "current", "next") if slots.get(slot)]
         asked = framework.version or slots["current"]
@@ -294,6 +289,16 @@ def _fused_mib(framework: FrameworkConfig, capability: int, devices: int) -> flo
     ):
         return 0.0
     return _FUSED_MIB.get(capability, {}).get(devices, 0.0)
+
+
+def _check_device(hardware: HardwareConfig, systems: Path, framework: str) -> None:
+    """Raise ConfigError, naming the nearest, for a device without tables of the framework."""
+    devices = list(_devices(systems, framework))
+    if hardware.name not in devices:
+        specs = {device: _module("perf_database").load_system_spec(device) for device in devices}
+        nearest, known = min(devices, key=lambda device: _distance(hardware, specs[device])), ", ".join(devices)
+        text = f"timing=silicon has {framework} on {known}; the nearest is {nearest}; {INSTEAD}"
+        raise ConfigError("hardware", hardware.name, text)
 
 
 def _devices(systems: Path, framework: str) -> Iterator[str]:
