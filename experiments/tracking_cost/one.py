@@ -10,8 +10,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from kvlab.lab.results import recording
-from kvlab.lab.run import serve
+from kvlab.lab.run import recording, serve
 from kvlab.lab.tracking.mlflow_tracker import MlflowTracker
 
 seconds: defaultdict[str, float] = defaultdict(float)  # on the clock

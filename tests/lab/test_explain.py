@@ -18,12 +18,12 @@ from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.fitted import resimulate
 from kvlab.lab.explain.life_observer import DecodeTimes
 from kvlab.lab.explain.lives import Cause
-from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.explain.text import show_terms
 from kvlab.lab.run.drive import RunLog, drive
 from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.lab.run.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.terminal import Terminal
 from kvlab.simulation.calibration import Subject
 from kvlab.workloads.trace_format import Header, TracedRequest, write_trace

@@ -25,7 +25,7 @@ from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
 from kvlab.lab.figures.pool_map import PICTURE, pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.results.records import SERIES, RunRecord, series_table
-from kvlab.lab.results.trace import trace_events
+from kvlab.lab.run.trace import trace_events
 from tests.support.drawn import A, events, png, request, step
 
 

@@ -20,11 +20,11 @@ import kvlab.cli.roofline
 import kvlab.lab.machine_rates
 from kvlab.cli.recorded import find_run
 from kvlab.config import RunConfig
-from kvlab.lab.results import trace
 from kvlab.lab.results.roofline import MachineRates
-from kvlab.lab.results.trace import trace_events
+from kvlab.lab.run import trace
 from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.run.profile import Part, ProfiledStep, Profiler, Span
+from kvlab.lab.run.trace import trace_events
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run

@@ -10,8 +10,8 @@ import pytest
 
 from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.lab.results.provenance import provenance, uncommitted
-from kvlab.lab.results.recording import Recording, RunContext
 from kvlab.lab.run.drive import RunLog
+from kvlab.lab.run.recording import Recording, RunContext
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.workloads import build_requests

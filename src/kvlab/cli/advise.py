@@ -130,8 +130,8 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> _A
 
     from kvlab import __version__
     from kvlab.lab.advise.adviser import Adviser
-    from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
     from kvlab.lab.files import check_directory
+    from kvlab.lab.results.digest import config_digest, digest_of
 
     launcher = [word for word in words if key_of(word).startswith(("hydra/launcher", "hydra.launcher"))]
     check_installed(launcher)

@@ -29,9 +29,9 @@ from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvlab.lab.explain.changes import Change
-    from kvlab.lab.explain.lives import SampleKey
     from kvlab.lab.explain.recorded import RecordedExplanation
     from kvlab.lab.explain.replayed import Explanation
+    from kvlab.lab.results.requests import SampleKey
     from kvlab.lab.terminal import Terminal
 
 

@@ -117,9 +117,9 @@ class PlanningSweeper(Sweeper):
     def _open(self, texts: list[str]) -> tuple[Sweep, list[list[str]]]:
         """Compose the points and open the sweep. Returns it with the overrides of each job. Raises a KvlabError."""
         from kvlab.cli.sweep_points import compose_points
-        from kvlab.lab.campaigns.sweep.digest import sweep_digest
         from kvlab.lab.campaigns.sweep.plan import SweepPlan
         from kvlab.lab.campaigns.sweep.sweep import open_sweep
+        from kvlab.lab.results.digest import sweep_digest
 
         config = self._master
         repeats = OmegaConf.select(config, "repeats")

@@ -15,10 +15,11 @@ from kvlab.config.groups import with_settings
 from kvlab.core import Request, RequestRecord
 from kvlab.errors import ConfigError
 from kvlab.kv.pools import POOLS
-from kvlab.lab.explain.lives import Cause, SampleKey
-from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.replayed import Explanation
+from kvlab.lab.results.requests import SampleKey
 from kvlab.lab.run.plan import RunPlan
+from kvlab.lab.run.prompt_tokens import Reason
 from kvlab.lab.run.serve import simulated
 
 _QUEUED = (Cause.TOKENS, Cause.SEQUENCES, Cause.BLOCKS)

@@ -11,8 +11,8 @@ from kvlab.config import FrameworkConfig
 from kvlab.core import Request
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun, calibrate
-from kvlab.lab.explain.lives import SampleKey
 from kvlab.lab.explain.replayed import Explanation
+from kvlab.lab.results.requests import SampleKey
 from kvlab.lab.run.serve import simulated
 from kvlab.simulation.timings.fitted import FittedTiming
 

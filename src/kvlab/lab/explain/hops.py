@@ -9,7 +9,7 @@ from kvlab.core import RequestRecord
 from kvlab.fleet.fleet import Routed
 from kvlab.lab.explain.life_observer import LifeObserver
 from kvlab.lab.explain.lives import Cause, Life
-from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens
+from kvlab.lab.run.prompt_tokens import PromptObserver, PromptTokens
 
 Hops = Mapping[str, Sequence[Routed]]  # by request: what its router chose, in that order
 

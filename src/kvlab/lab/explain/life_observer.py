@@ -12,7 +12,8 @@ from kvlab.core.step_log import StepLog
 from kvlab.engine.batching import StepBatch, Stop
 from kvlab.engine.core import EngineCore
 from kvlab.engine.step_plan import slots_of
-from kvlab.lab.explain.lives import Cause, Life, SampleKey, Timeline
+from kvlab.lab.explain.lives import Cause, Life, Timeline
+from kvlab.lab.results.requests import SampleKey
 
 _WAITS = {
     Stop.TOKENS: Cause.TOKENS, Stop.SEQUENCES: Cause.SEQUENCES, Stop.BLOCKS: Cause.BLOCKS, Stop.POLICY: Cause.POLICY

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import SequenceStatus
-
-SampleKey = tuple[str, int]  # a request's id and which of its samples it is
+from kvlab.lab.results.requests import SampleKey
 
 
 class Cause(StrEnum):

@@ -11,8 +11,9 @@ import numpy as np
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
-from kvlab.lab.explain.lives import Cause, Interval, SampleKey
+from kvlab.lab.explain.lives import Cause, Interval
 from kvlab.lab.explain.replayed import Explanation, observe
+from kvlab.lab.results.requests import SampleKey
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.serve import simulated
 from kvlab.workloads.trace_format import TracedRequest, read_trace

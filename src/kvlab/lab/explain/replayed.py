@@ -22,13 +22,15 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.transfer import Transfer
 from kvlab.lab.explain.hops import Hops, hops_of, joined_life, prompt_of
 from kvlab.lab.explain.life_observer import DecodeTimes, LifeObserver
-from kvlab.lab.explain.lives import Cause, Interval, Life, SampleKey
-from kvlab.lab.explain.prompt_tokens import PromptObserver, PromptTokens, Reason
+from kvlab.lab.explain.lives import Cause, Interval, Life
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.requests import SampleKey
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.prompt_tokens import PromptObserver, PromptTokens, Reason
 from kvlab.lab.run.serve import make_engine
 
 T = TypeVar("T")

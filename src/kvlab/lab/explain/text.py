@@ -8,8 +8,9 @@ from typing import Any
 
 from kvlab.fleet.fleet import Routed
 from kvlab.lab.explain.changes import Change
-from kvlab.lab.explain.lives import Life, SampleKey
+from kvlab.lab.explain.lives import Life
 from kvlab.lab.explain.replayed import Explanation
+from kvlab.lab.results.requests import SampleKey
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 

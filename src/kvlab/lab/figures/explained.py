@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kvlab.lab.explain.lives import Cause, SampleKey
-from kvlab.lab.explain.prompt_tokens import Reason
+from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.replayed import Explanation
 from kvlab.lab.figures import style
+from kvlab.lab.results.requests import SampleKey
+from kvlab.lab.run.prompt_tokens import Reason
 
 _BARS = 40
 _MOST_REQUESTS = 25

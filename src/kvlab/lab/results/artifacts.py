@@ -16,7 +16,7 @@ from kvlab.kv.journal import BlockEvents
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.results import records
 from kvlab.lab.results.fleet import prefixes_table, pulled_tokens, routes_table
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 
 
 def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], config_yaml: str) -> list[OutputError]:

@@ -11,16 +11,15 @@ import numpy as np
 import pyarrow as pa
 from rich.table import Table
 
-from kvlab.core import RequestRecord
+from kvlab.core import Request, RequestRecord
 from kvlab.core.step_log import StepLog
 from kvlab.fleet.fleet import Routed
 from kvlab.fleet.holdings import Duplicates, Holdings
 from kvlab.fleet.transfer import Transfer
+from kvlab.kv.sizing import PoolSize
+from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.results.requests import latencies_ms
 from kvlab.lab.results.tables import new_table
-from kvlab.lab.run.drive import RunLog
-from kvlab.lab.run.fleet_log import FleetLog
-from kvlab.lab.run.plan import RunPlan
 from kvlab.workloads.prefixes import prefix_tree
 
 
@@ -76,9 +75,11 @@ def replica_figures(
     return figures
 
 
-def fleet_metrics(plan: RunPlan, log: RunLog, fleet: FleetLog) -> dict[str, float]:
-    """The figures of all replicas together that no sum over steps gives."""
-    pools, size, settings = [replica.pool for replica in plan.replicas], plan.pool.block_size, plan.config.fleet
+def fleet_metrics(
+    log: RunLog, fleet: FleetLog, pools: Sequence[PoolSize], requests: Sequence[Request]
+) -> dict[str, float]:
+    """The figures of all replicas together that no sum over steps gives. `pools`: of each replica."""
+    size = pools[0].block_size
     metrics = _together(log.records, log.steps, len(pools)) | {
         "capacity/kv_bytes": sum(pool.num_bytes for pool in pools),
         "capacity/token_slots": sum(pool.token_slots for pool in pools),
@@ -89,7 +90,7 @@ def fleet_metrics(plan: RunPlan, log: RunLog, fleet: FleetLog) -> dict[str, floa
         metrics |= {"fleet/transfer_ms_p50": p50, "fleet/transfer_ms_p99": p99}
         metrics["fleet/transfers"] = len(milliseconds)
         metrics["fleet/transfer_bytes"] = sum(transfer.num_bytes for transfer in fleet.transfers)
-    if settings.life:
+    if fleet.retried is not None:
         metrics |= {"fleet/retried": fleet.retried, "fleet/lost_tokens": fleet.lost_tokens}
     if fleet.store is not None:
         metrics["fleet/store_written_blocks"] = fleet.store.stored
@@ -101,7 +102,7 @@ def fleet_metrics(plan: RunPlan, log: RunLog, fleet: FleetLog) -> dict[str, floa
         metrics["fleet/pulled_hit_tokens"] = fleet.pulled_hits * size
     if fleet.holdings is not None:
         metrics |= _duplicates(fleet.holdings.duplicates)
-        metrics["fleet/hit_rate_ceiling"] = prefix_tree(plan.requests, size).most_hit_rate
+        metrics["fleet/hit_rate_ceiling"] = prefix_tree(requests, size).most_hit_rate
     if fleet.replica_s is not None:
         metrics["fleet/replicas_mean"] = fleet.replica_s / max(log.duration_s, 1e-9)
         metrics["fleet/started"] = sum(scaled.event == "start" for scaled in fleet.scaled)

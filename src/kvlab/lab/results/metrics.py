@@ -17,8 +17,8 @@ from kvlab.engine.protocol import EngineReport
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.catalogue import TENANT_HITS
 from kvlab.lab.results.load import offered_load
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.requests import is_within, latencies_ms
-from kvlab.lab.run.drive import RunLog
 
 ATTAINMENT, GOODPUT = "slo/attainment", "slo/goodput_per_s"
 _NOT_METRICS = ("prompt_tokens", "hit_tokens", "merged_blocks")  # of the counters; hits have a name of their own

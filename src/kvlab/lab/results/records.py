@@ -32,7 +32,7 @@ from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.settings import flatten
 from kvlab.secrets import redact
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from kvlab.core import RequestRecord
 
+SampleKey = tuple[str, int]  # a request's id and which of its samples it is
+
 
 class Phase(NamedTuple):
     """What a request was doing from `start_s` to `end_s`: queued, prefill, decode or preempted."""

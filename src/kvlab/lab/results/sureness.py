@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from kvlab.config import RunConfig
 from kvlab.engine.plan import EnginePlan
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import ATTAINMENT, service_levels
-from kvlab.lab.run.drive import RunLog
 from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import FIGURES, Case, Interval, interval, ratios, sentence
 from kvlab.simulation.timings.silicon import SiliconTiming

@@ -6,41 +6,18 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import EngineReport, Repeating, ServingEngine
+from kvlab.engine.protocol import Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
-from kvlab.kv.journal import BlockEvents
-from kvlab.lab.run.fleet_log import FleetLog
+from kvlab.lab.results.log import RunLog as RunLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
-
-
-@dataclass(slots=True)
-class RunLog:
-    """What happened. While the engine is driven, `records` has the requests that have ended, in that order;
-    afterwards all in the order of their submission, samples in order.
-    """
-
-    records: list[RequestRecord] = field(default_factory=list)
-    steps: StepLog = field(default_factory=StepLog)
-    refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
-    duration_s: float = 0.0  # from the first possible arrival to the last end
-    interrupted: bool = False
-    next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
-    engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
-    fleet: FleetLog | None = None  # of several replicas: what they did beside that
-    blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
-
-    @property
-    def completed(self) -> int:
-        """How many samples ended as their requests asked."""
-        return sum(record.completed for record in self.records)
 
 
 class _Arrivals:

@@ -10,19 +10,19 @@ from kvlab.errors import CapacityError, KvlabError
 from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
-from kvlab.lab.results.recording import Recording
-from kvlab.lab.results.recording import RunContext as RunContext
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.sureness import Predicted, predicted
-from kvlab.lab.results.trace import trace_events, write_trace
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.peer_plan import PeerPlan, plan_peer
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.recording import Recording
+from kvlab.lab.run.recording import RunContext as RunContext
 from kvlab.lab.run.reporter import Reporter
 from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
+from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.sparse import is_mixture
 from kvlab.secrets import redact

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kvlab.lab.explain.prompt_tokens import Reason
 from kvlab.lab.results.fleet import fleet_metrics
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
+from kvlab.lab.run.prompt_tokens import Reason
 from kvlab.lab.run.serve import Served
 
 
@@ -22,7 +22,7 @@ def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may
     metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
     if own is not None:
         if log.fleet is not None:
-            metrics |= fleet_metrics(own, log, log.fleet)
+            metrics |= fleet_metrics(log, log.fleet, [replica.pool for replica in own.replicas], own.requests)
         if own.config.scheduler.speculation.method is not None:
             metrics |= speculation_metrics(log.steps)
         metrics |= _prompts(served) | _energy(own, log, metrics["tokens/output"])

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from kvlab.core import Request, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import ServingEngine
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.terminal import Terminal
 
 _PLAIN_EVERY_S = 10.0  # between lines where there is no terminal to draw a bar on

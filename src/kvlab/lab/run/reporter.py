@@ -14,14 +14,14 @@ from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import open_load
-from kvlab.lab.results.recording import RunContext
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
 from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
+from kvlab.lab.run.recording import RunContext
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole

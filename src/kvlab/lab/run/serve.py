@@ -22,15 +22,15 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.tiers.tier import Tier
-from kvlab.lab.explain.prompt_tokens import PromptObserver, Reason
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import FleetLog, RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.fleet import make_fleet
-from kvlab.lab.run.fleet_log import FleetLog
 from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.progress import show_progress
+from kvlab.lab.run.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.terminal import Terminal
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from kvlab.config import RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.campaigns.sweep.digest import config_digest
-from kvlab.lab.campaigns.sweep.process import is_alive, this_process
 from kvlab.lab.results.artifacts import write_summary
+from kvlab.lab.results.digest import config_digest
 from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
+from kvlab.lab.tracking.process import is_alive, this_process
 from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
 
 _RECENT = 9  # runs that an estimate is made of

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from kvlab.lab.campaigns.sweep.process import this_process
 from kvlab.lab.files import write_text
+from kvlab.lab.tracking.process import this_process
 
 FILE = "sweep.json"
 _written: dict[Path, SweepPlan] = {}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advise.settings import advice_line, drawn_requests
-from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.results.catalogue import metric
+from kvlab.lab.results.digest import config_digest, digest_of
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off

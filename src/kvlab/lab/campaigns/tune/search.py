@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advise.settings import advice_line, drawn_requests
-from kvlab.lab.campaigns.sweep.digest import config_digest, digest_of
 from kvlab.lab.campaigns.tune.pictures import draw_search, trial_rows, write_page
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
@@ -27,6 +26,7 @@ from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
+from kvlab.lab.results.digest import config_digest, digest_of
 from kvlab.lab.results.metrics import GOODPUT
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off

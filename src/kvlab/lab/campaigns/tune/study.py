@@ -11,9 +11,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.campaigns.sweep.process import is_alive, this_process
 from kvlab.lab.campaigns.tune.space import Space
 from kvlab.lab.results.catalogue import direction
+from kvlab.lab.tracking.process import is_alive, this_process
 from kvlab.secrets import redact
 
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvlab.config import RunConfig, TrackingConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
-from kvlab.lab.campaigns.sweep.digest import config_digest
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
+from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition

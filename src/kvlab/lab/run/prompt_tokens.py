@@ -16,7 +16,7 @@ from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key, keys_behind
-from kvlab.lab.explain.lives import SampleKey
+from kvlab.lab.results.requests import SampleKey
 
 
 class Reason(StrEnum):

@@ -1,26 +1,28 @@
-"""What a fleet did in a run, beside the records and steps of its replicas."""
+"""What happened in a run, as its engine told it: the input of its metrics and tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
+from kvlab.core import RequestRecord
+from kvlab.core.step_log import StepLog
+from kvlab.engine.protocol import EngineReport
 from kvlab.fleet.fleet import Fleet, Routed
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.scale import Scaled
 from kvlab.fleet.transfer import Transfer
+from kvlab.kv.journal import BlockEvents
 from kvlab.kv.tiers.tier import TierCounts
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLog:
-    """What its router chose, what its replicas sent each other, and how many there were. None: it has no such
-    thing.
-    """
+    """What a fleet did beside the records and steps of its replicas. None: it has no such thing."""
 
     names: list[str]  # of each replica, its group's; none where all are of one
     routed: list[Routed]  # in that order
-    retried: int  # requests that were lost with a replica and sent again
+    retried: int | None  # requests that were lost with a replica and sent again, where any dies
     lost_tokens: int  # that replicas which died had computed
     transfers: list[Transfer]  # of prompts, to replicas that decode
     pulled_tokens: dict[int, int]  # of prompts, by these replicas
@@ -34,8 +36,8 @@ class FleetLog:
     @classmethod
     def of(cls, fleet: Fleet, duration_s: float) -> FleetLog:
         """That of a fleet whose run has taken so long."""
-        split, scalers, neighbours = fleet.split, fleet.scalers, fleet.neighbours
-        always = len(fleet.replicas) - sum(len(replicas) for _, replicas in fleet.router.config.rules)
+        config, split, scalers, neighbours = fleet.router.config, fleet.split, fleet.scalers, fleet.neighbours
+        always = len(fleet.replicas) - sum(len(replicas) for _, replicas in config.rules)
         sides = [side.counts for side in fleet.sides.values()]
         store = {name: sum(getattr(side, name) for side in sides) for name in ("stored", "loaded", "hits")}
         pulled = {} if split is None else {index: tier.counts.hits for index, tier in split.tiers.items()}
@@ -43,9 +45,9 @@ class FleetLog:
         if fleet.holdings is not None:
             fleet.holdings.until(duration_s)
         return cls(
-            names=fleet.router.config.names,
+            names=config.names,
             routed=fleet.routed,
-            retried=fleet.retried,
+            retried=fleet.retried if config.life else None,
             lost_tokens=fleet.lost_tokens,
             transfers=[] if split is None else split.transfers,
             pulled_tokens={index: hits * fleet.views[0].block_size for index, hits in pulled.items()},
@@ -56,3 +58,25 @@ class FleetLog:
             pulled_hits=sum(neighbour.counts.hits for neighbour in neighbours),
             holdings=fleet.holdings,
         )
+
+
+@dataclass(slots=True)
+class RunLog:
+    """What happened. While the engine is driven, `records` has the requests that have ended, in that order;
+    afterwards all in the order of their submission, samples in order.
+    """
+
+    records: list[RequestRecord] = field(default_factory=list)
+    steps: StepLog = field(default_factory=StepLog)
+    refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
+    duration_s: float = 0.0  # from the first possible arrival to the last end
+    interrupted: bool = False
+    next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived
+    engine_report: EngineReport | None = None  # of an engine that is not kvlab's, beside the records
+    fleet: FleetLog | None = None  # of several replicas: what they did beside that
+    blocks: BlockEvents | None = None  # what happened to each block, `sequence` as index of `records`
+
+    @property
+    def completed(self) -> int:
+        """How many samples ended as their requests asked."""
+        return sum(record.completed for record in self.records)

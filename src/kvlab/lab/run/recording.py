@@ -18,17 +18,16 @@ import pyarrow as pa
 
 from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
-from kvlab.lab.campaigns.sweep.digest import config_digest
-from kvlab.lab.campaigns.sweep.process import this_process
 from kvlab.lab.files import sentences
 from kvlab.lab.machine import peak_memory
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.catalogue import SERIES, SHARES
+from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
 from kvlab.lab.results.sureness import ACCURACY, Predicted
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.peer_plan import PeerPlan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.settings import Composition, as_recorded, flatten
@@ -36,6 +35,7 @@ from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.lab.tracking.beside import TrackingProcess
+from kvlab.lab.tracking.process import this_process
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
