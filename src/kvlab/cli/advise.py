@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
@@ -116,16 +116,10 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
     raise ConfigError("devices", most, f"are too few: {problem}")
 
 
-class _Answer(NamedTuple):
+def _advice(
+    settings: AdviseSettings, words: list[str], console: Terminal
+) -> tuple[Advice, RunConfig, Path, list[OutputError]]:
     """Advice, of which configuration, where its files go, and which of them cannot be written."""
-
-    advice: Advice
-    config: RunConfig
-    directory: Path
-    errors: list[OutputError]
-
-
-def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> _Answer:
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from kvlab import __version__
@@ -155,7 +149,7 @@ def _advice(settings: AdviseSettings, words: list[str], console: Terminal) -> _A
         noted = [layout] if layout else []
         file = directory / "simulations.jsonl"
         adviser = Adviser(config, words, settings, file, told, spread, noted)
-        return _Answer(adviser.advise(), config, directory, adviser.simulations.unwritten)
+        return adviser.advise(), config, directory, adviser.simulations.unwritten
 
 
 @command(__doc__, AdviseSettings, bare=False)

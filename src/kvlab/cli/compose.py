@@ -41,7 +41,7 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 def _checked(run: DictConfig) -> RunConfig:
     _check_keys(run, _raw(run))
-    with explained(lambda: _texts(run)):
+    with explained(lambda: [f"{key}={value}" for key, value in flatten(_raw(run)).items()]):
         load_plugins(run.plugins)
         write_out_groups(run)
         config = cast(RunConfig, OmegaConf.to_object(run))
@@ -49,11 +49,6 @@ def _checked(run: DictConfig) -> RunConfig:
         if isinstance(value, str) and _NO_TEXT.search(value):
             raise ConfigError(key, value, "is no text: files and tracking stores could not keep it")
     return config
-
-
-def _texts(run: DictConfig) -> list[str]:
-    """Every setting as it was written."""
-    return [f"{key}={value}" for key, value in flatten(_raw(run)).items()]
 
 
 def _raw(run: DictConfig) -> dict[str, Any]:
@@ -100,11 +95,10 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
         written: dict[str, str] = {}
         return _as_written(run, _raw(run), "", written), written
 
-    return Composition(config, choices, lambda: _yaml(recorded()[0]), lambda: recorded()[1])
+    def yaml() -> str:
+        return OmegaConf.to_yaml(OmegaConf.create(recorded()[0]))
 
-
-def _yaml(recorded: dict[Any, Any]) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(recorded))
+    return Composition(config, choices, yaml, lambda: recorded()[1])
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:

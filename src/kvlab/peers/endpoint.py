@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -309,9 +309,9 @@ def _said(data: bytes) -> str:
         return error_text(data.decode(errors="replace"))
 
 
+@dataclass(slots=True)
 class _Tally:
     """How many tokens a server says that an answer has."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.is_counted = False  # event by event
+    tokens: int = 0
+    is_counted: bool = False  # event by event
