@@ -17,8 +17,7 @@ from dataclasses import astuple, replace
 import aiohttp
 from aiohttp import web
 
-from kvlab.errors import shown
-from kvlab.server.passing import LARGEST, begun, called, client_session, refusal
+from kvlab.server.passing import application, begun, called, client_session, refusal, unreached
 from kvlab.server.said import LEFT, Exchange
 from kvlab.server.tracing import Progress, TraceSettings
 
@@ -85,7 +84,7 @@ class Recorder:
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=LARGEST)
+        app = application()
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{path:.*}", self._pass)
         app.cleanup_ctx.append(self._life)
@@ -119,7 +118,7 @@ class Recorder:
                 return await self._answer(request, answer, exchange, begin)
         except (aiohttp.ClientError, ConnectionError) as error:
             if not exchange.status:
-                return refusal(502, f"the upstream {self._upstream} cannot be reached: {shown(error)}")
+                return refusal(502, f"the upstream {self._upstream} cannot be reached: {unreached(error)}")
             if request.transport is not None:
                 request.transport.abort()  # so that a client that is there sees that the answer is cut
             return web.Response()

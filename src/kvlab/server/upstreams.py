@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Sent:
 
     prefill_tokens: int  # believed to be computed before the first byte
     blocks: int
+    waits: asyncio.Timeout | None = None  # while no byte has come
 
 
 class Upstream(ReplicaView):
@@ -40,6 +42,7 @@ class Upstream(ReplicaView):
     def __init__(self, index: int, url: str) -> None:
         self._index, self.url = index, url
         self.reason = "not asked yet"  # why it is left out; "": it is up
+        self.models: Sequence[tuple[str, Any]] | None = None  # with the longest sequences; None: it does not tell
         self.draining = False
         self.prefixes = PrefixView()
         self.heard: HeardContents | None = None  # what tells these, if KV events do
@@ -73,6 +76,14 @@ class Upstream(ReplicaView):
             yield sent
         finally:
             del self._open[number]
+
+    def give_up(self) -> None:
+        """Have the requests of which no byte has come sent to other servers."""
+        now = asyncio.get_running_loop().time()
+        for sent in self._open.values():
+            if sent.waits is not None:
+                sent.waits.reschedule(now)
+                sent.waits = None
 
     @property
     def index(self) -> int:
