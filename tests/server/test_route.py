@@ -175,6 +175,26 @@ def test_a_server_that_was_down_has_nothing_cached(stack: ExitStack) -> None:
     assert [upstream.remembered for upstream in proxy.upstreams] == [0, 0]
 
 
+def test_what_was_heard_of_a_server_ends_with_it(stack: ExitStack) -> None:
+    """Not with its successor's first event, before which requests would go there for what it has not."""
+    pytest.importorskip("zmq")
+    pytest.importorskip("msgspec")
+    server, tokens = stack.enter_context(endpoint()), list(range(32))
+    settings = RouteSettings(
+        [server.url], FleetConfig(router="sticky"), ["tcp://127.0.0.1:9"], "upstream", health_s=0.02
+    )
+    proxy = Proxy(settings)
+    asyncio.run(proxy.start())
+    routed = Routed(stack.enter_context(listening(proxy.app())), [server])
+    heard = proxy.upstreams[0].heard
+    assert heard is not None
+    heard._contents.take(0, [0.0, [["BlockStored", [1, 2], None, tokens, 16]]])
+    wait_until(lambda: proxy.upstreams[0].cached_tokens(RoutedCall({"prompt": [*tokens, 1]})) == 32)
+    asyncio.run_coroutine_threadsafe(stopped(server), server.loop).result(30)
+    wait_until(partial(is_down, routed, 0))
+    wait_until(lambda: proxy.upstreams[0].cached_tokens(RoutedCall({"prompt": [*tokens, 1]})) == 0)
+
+
 def test_queues_are_not_known_of_a_server_without_metrics(stack: ExitStack) -> None:
     server = stack.enter_context(endpoint(has_metrics=False))
     with pytest.raises(ConfigError, match=r"its /metrics, which fleet.router=vllm reads, says 404"):

@@ -128,7 +128,7 @@ class Lookout:
                 upstream.reason = ""
             upstream.prefixes.cached_tokens(_PROBE, 0.0)  # takes its events, which pile up while nobody asks
         except KvlabError as error:
-            upstream.reason = str(error)
+            upstream.leave_out(str(error), error.__cause__)
             raise
 
     async def _get(self, upstream: Upstream, path: str) -> tuple[int, bytes]:

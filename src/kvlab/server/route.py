@@ -172,7 +172,7 @@ class Proxy(Collector):
                 return web.Response()
             upstream.retried += 1
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-                upstream.reason = unreached(error)
+                upstream.leave_out(unreached(error), error)
             return unreached(error)
         except TimeoutError:
             upstream.retried += 1

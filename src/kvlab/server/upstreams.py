@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
@@ -51,6 +52,15 @@ class Upstream(ReplicaView):
         self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
         self._open: dict[int, Sent] = {}
         self._asked: tuple[RoutedRequest | None, int] = (None, 0)
+
+    def leave_out(self, reason: str, cause: BaseException | None) -> None:
+        """Give it nothing until it is up. Where nobody listens any more its cache is gone."""
+        self.reason = reason
+        refused = isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
+            cause.os_error, ConnectionRefusedError
+        )
+        if refused and self.heard is not None:
+            self.heard.forget()
 
     @property
     def takes(self) -> bool:
