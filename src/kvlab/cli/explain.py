@@ -52,7 +52,7 @@ class ExplainSettings:
     trace: str | None = setting(None, "or a recorded trace, with settings of kvlab run that simulate it", "FILE")
     request: str | None = setting(None, "one request, by its id", "ID")
     slowest: int = setting(5, "the requests that took longest, beside all", "N")
-    changes: bool = setting(True, "simulate what would have helped the request", "false")
+    changes: bool = setting(True, "without simulating what would have helped the request", "false")
     figure: str | None = setting("explain.png", "the picture; null: none", "FILE")
     json: bool = setting(False, "every figure as JSON; or --json", "true")
 

@@ -32,6 +32,7 @@ from kvlab.lab.figures.blocks import (
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.results.tables import count
 
+_FEW = 0.1  # of a pool's blocks: where fewer were used, a map of all would show nothing
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 _PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other has to be told from
 
@@ -56,8 +57,15 @@ def run_grids(events: BlockEvents, steps: Sequence[StepRecord]) -> RunGrids:
     """A run's pool as grids."""
     last = steps[-1] if steps else None
     blocks, end = last.pool.blocks_total if last and last.pool else 1, last.end_s if last else 0.0
-    starts = StepLog.of(steps).column("start_s")
-    return RunGrids(*pool_grids(events, blocks, starts, end, [GridSize(400, 800), GridSize(200, 320)]))
+    starts, shown = StepLog.of(steps).column("start_s"), _shown(events, blocks)
+    grids = pool_grids(events, shown, starts, end, [GridSize(400, 800), GridSize(200, 320)])
+    return RunGrids(*(grid._replace(pool_blocks=blocks) for grid in grids))
+
+
+def _shown(events: BlockEvents, blocks: int) -> int:
+    """How many of a pool's blocks are drawn: where few were ever used, those up to the last of them."""
+    used = int(events.block.max()) + 1 if len(events.block) else blocks
+    return used if used < _FEW * blocks else blocks
 
 
 def record_grids(record: RunRecord) -> RunGrids | None:
@@ -134,7 +142,9 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
     names = list(dict.fromkeys(salts))
     tenants = np.array([names.index(salt) for salt in salts])
     blocks, end = steps[-1].pool.blocks_total if steps[-1].pool else 1, steps[-1].end_s
-    (grid,) = pool_grids(events, blocks, steps.column("start_s"), end, [GridSize(400, 800)], tenants)
+    drawn = _shown(events, blocks)
+    (grid,) = pool_grids(events, drawn, steps.column("start_s"), end, [GridSize(400, 800)], tenants)
+    grid = grid._replace(pool_blocks=blocks)
     colours: dict[int, ArrayLike] = {FREE: to_rgb(style.FREE)}
     for number in np.unique(grid.cells[grid.cells >= 0]).tolist():
         tenant, state = divmod(number, TENANT_STATES)
@@ -164,5 +174,8 @@ def _pool_axes(grid: PoolGrid, image: NDArray[Any], unit: str, what: str, note: 
     axes.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
     axes.set_ylim(grid.num_blocks, 0)
     style.whole(axes.yaxis)
-    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, {what}", note)
+    of = count(grid.num_blocks, unit)
+    if grid.num_blocks < grid.pool_blocks:
+        of, note = f"{grid.num_blocks:,} of {count(grid.pool_blocks, unit)}", f"{note}; the others were never used"
+    style.title(axes, f"{of} of the pool over time, {what}", note)
     return figure, axes
