@@ -9,12 +9,14 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from aiohttp import web
 
+from features.steps.recorder_steps import recorder_before
 from features.steps.upstream import Upstream, listening
 from kvlab.cli import record, route
 from kvlab.config.values import address
@@ -160,3 +162,17 @@ def test_an_address_of_ipv6() -> None:
         pytest.skip("this machine has no IPv6")
     with listening_there as found:
         assert address(*found.getsockname()[:2]) == f"http://[::1]:{found.getsockname()[1]}"
+
+
+def test_why_requests_were_lost_is_told_to_the_end(tmp_path: Path) -> None:
+    """Not that the process beside has ended, nor nothing, as others were written since."""
+    with ExitStack() as stack:
+        recorded = recorder_before(stack, tmp_path, "in whole")
+        trace = recorded.recorder.trace
+        Path(trace.path).mkdir()
+        recorded.ask("completion")
+        wait_until(lambda: trace.lost == 1)
+        Path(trace.path).rmdir()
+        recorded.ask("completion")
+        wait_until(lambda: trace.progress.written == 1)
+    assert (trace.lost, trace.error) == (1, "Is a directory")

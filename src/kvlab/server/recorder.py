@@ -47,7 +47,8 @@ class Trace:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             self.progress = Progress(*json.loads(line))
-        self._gone = "the process that writes it has ended"
+        if not self._pipe.is_closing() or self.progress.seen < self._sent:
+            self._gone = "the process that writes it has ended"
 
     def put(self, exchange: Exchange) -> None:
         """Have it traced, or count it as lost."""
@@ -64,7 +65,7 @@ class Trace:
 
     @property
     def error(self) -> str | None:
-        """Why the last request was lost, if it was."""
+        """Why the last of those that are lost is, if any."""
         behind = "it is too far behind" if self._unsent else ""
         return self._gone or self.progress.error or behind or None
 
