@@ -84,6 +84,9 @@ class TestDrawing:
             names = [line.get_label() for line in above.lines]
             assert (above.get_ylim()[1] < 50, "capacity" in names) == (is_far, not is_far)
             assert pool_map.get_ylim() == ((100, 0) if is_far else (400, 0))
+            used = fleet_figure(StepLog.of(steps), 1).axes[0]
+            assert used.images[0].get_clim() == pytest.approx((0, 0.4 if is_far else 100))
+            assert used.get_title(loc="left").startswith("At most 0.4 %" if is_far else "At most 10 %")
             titles = [axes.get_title(loc="left") for axes in (above, pool_map)]
             assert titles[0].startswith(
                 "At most 0.4 % of 10,000 blocks" if is_far else "At most 10 % of 400 blocks"

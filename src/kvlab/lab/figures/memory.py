@@ -70,7 +70,7 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
     below.set_xlabel("time, s")
     share = float(series.in_use.max()) / max(series.capacity, 1)
-    heading = f"At most {_percent(share)} of {count(series.capacity, unit)} in use"
+    heading = f"At most {style.percent(share)} of {count(series.capacity, unit)} in use"
     note = f"a {unit} has {series.block_tokens:,} token slots; those between line and edge hold no token"
     if _highest(series) < _FAR * series.capacity:
         note += "; the capacity is far above"
@@ -92,7 +92,7 @@ def told_memory_figure(series: EngineSeries) -> Figure:
         style.tidy(axes)
     heading, rest = "The engine's sequences", iter(all_axes)
     if "kv_usage" in told:
-        heading = f"At most {_percent(told['kv_usage'].max())} of the KV cache in use"
+        heading = f"At most {style.percent(told['kv_usage'].max())} of the KV cache in use"
         _draw_usage(next(rest), at, told["kv_usage"])
     if sequences:
         gained = np.maximum(np.diff(told.get("preemptions", np.zeros(len(at)))), 0)
@@ -135,11 +135,6 @@ def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
 def _highest(series: MemorySeries) -> float:
     """The most blocks with anything in them."""
     return float((series.in_use + series.cached).max())
-
-
-def _percent(share: float) -> str:
-    """A share that is no 0 unless it is none."""
-    return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
 
 
 def _draw_usage(axes: Any, at: Column, usage: Column) -> None:
