@@ -195,6 +195,11 @@ def test_what_was_heard_of_a_server_ends_with_it(stack: ExitStack) -> None:
     wait_until(lambda: proxy.upstreams[0].cached_tokens(RoutedCall({"prompt": [*tokens, 1]})) == 0)
 
 
+def test_a_server_without_tls_is_told_from_one_that_is_down(stack: ExitStack) -> None:
+    with pytest.raises(ConfigError, match="SSL"):
+        proxy_before(stack, [saying(stack, 200, []).replace("http:", "https:")])
+
+
 def test_queues_are_not_known_of_a_server_without_metrics(stack: ExitStack) -> None:
     server = stack.enter_context(endpoint(has_metrics=False))
     with pytest.raises(ConfigError, match=r"its /metrics, which fleet.router=vllm reads, says 404"):

@@ -47,8 +47,9 @@ def _probed(address: AddrInfoType) -> socket.socket:
 
 def unreached(error: Exception) -> str:
     """Why a server was not reached, in a few words."""
-    if isinstance(error, aiohttp.ClientConnectorError) and (number := error.os_error.errno or 0) > 0:
-        return f"Cannot connect: {os.strerror(number)}"
+    is_of_tls = isinstance(error, aiohttp.ClientSSLError)  # whose numbers are none of the system's
+    if isinstance(error, aiohttp.ClientConnectorError) and not is_of_tls and (error.os_error.errno or 0) > 0:
+        return f"Cannot connect: {os.strerror(error.os_error.errno or 0)}"
     return shown(error) or type(error).__name__
 
 
