@@ -155,6 +155,7 @@ Feature: Why did my request take so long
         | settings of no simulation   | 12 requests that a server recorded   | slowest=3 | executor.kind=torch: is not simulated; say what the server ran on, as executor=simulated hardware=h100_sxm |
         | no times of requests        | 12 requests that nobody timed        | executor=simulated hardware=h100_sxm | does not say how long requests took (e2el_ms), as kvlab record does |
         | a request that is none      | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm executor.timing=roofline request=r77 | request=r77: is none of the 12 requests of which the trace says how long they took |
+        | no file                     | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm trace=nowhere | trace=nowhere: cannot be read: No such file |
         | an unknown setting          | 12 requests that a server recorded   | executor=simulated hardware=h100_sxm slowst=3 | slowst |
         | a run beside it             | 12 requests that a server recorded   | run=there | is beside run=; name one of them |
 

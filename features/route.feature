@@ -80,6 +80,15 @@ Feature: A proxy before several servers
       And the proxy says of the first that it is down, and of 1 request that it went to another
 
     @R28.8
+    Scenario: A server hangs before the first byte
+      Given 3 servers, of which the first hangs when it is asked, and is given up after 0.2 s
+      And a proxy before them with "fleet.router=round_robin"
+      When clients ask for A A A through it
+      Then all have their whole answers
+      And the servers were asked 1 1 2 times
+      And the first one saw that its client left
+
+    @R28.8
     Scenario: A server dies behind the first byte
       Given 3 servers, of which the first breaks off when it is asked
       And a proxy before them with "fleet.router=round_robin"

@@ -7,10 +7,11 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import httpx2 as httpx
 import pytest
 from aiohttp import web
@@ -22,6 +23,7 @@ from kvlab.cli import route
 from kvlab.cli.compose import compose_run
 from kvlab.cli.settings import read_settings
 from kvlab.config.server import ServerConfig
+from kvlab.server import lookout
 from kvlab.server.lookout import RouteSettings
 from kvlab.server.route import Proxy
 from tests.support.commands import Command, call
@@ -70,17 +72,8 @@ def proxy_before(stack: ExitStack, urls: Sequence[str], text: str = "", record: 
     """The address of a proxy with these settings of the command."""
     given_settings = [f"upstreams=[{','.join(urls)}]", "health_s=0.05", *text.split()]
     command, _ = read_settings(route.RouteCommandSettings, given_settings)
-    proxy = Proxy(
-        RouteSettings(
-            command.upstreams,
-            command.fleet,
-            command.events,
-            command.tokenizer,
-            str(record) if record else None,
-            command.health_s,
-            command.seed,
-        )
-    )
+    values = {own.name: getattr(command, own.name) for own in fields(RouteSettings)}
+    proxy = Proxy(RouteSettings(**values | {"record": str(record) if record else None}))
     asyncio.run(proxy.start())
     return stack.enter_context(listening(proxy.app()))
 
@@ -100,6 +93,16 @@ def three_servers(standing: ExitStack, running: int) -> list[FakeServer]:
 def failing_servers(standing: ExitStack, how: str) -> list[FakeServer]:
     servers = three_servers(standing, 0)
     servers[0].script.after, servers[0].script.then = 0, {"dies": "end", "breaks off": "break"}[how]
+    return servers
+
+
+@given("3 servers, of which the first hangs when it is asked, and is given up after 0.2 s",
+       target_fixture="fake_servers")  # fmt: skip
+def hanging_servers(standing: ExitStack) -> list[FakeServer]:
+    patch = standing.enter_context(pytest.MonkeyPatch.context())
+    patch.setattr(lookout, "ANSWER_S", aiohttp.ClientTimeout(total=0.1))
+    servers = three_servers(standing, 0)
+    servers[0].script.then = "stall"
     return servers
 
 
@@ -236,6 +239,11 @@ def says_down(routed: Routed) -> None:
     metrics = httpx.get(f"{routed.url}/metrics").text
     assert f'kvlab:route_retries_total{{upstream="{routed.servers[0].url}"}} 1.0' in metrics
     assert f'kvlab:route_up{{upstream="{routed.servers[0].url}"}} 0.0' in metrics
+
+
+@then("the first one saw that its client left")
+def first_was_left(routed: Routed) -> None:
+    wait_until(lambda: routed.servers[0].was_left)
 
 
 @then("the first server was asked again")

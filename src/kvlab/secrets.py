@@ -26,11 +26,12 @@ HIDDEN = "***"
 _LEAST = 6  # characters
 
 _KEY = r"(?:api|access|private)[-_]?key(?:[-_]?id)?"
-_NAME = rf"(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|signature|{_KEY})"
+_TOKEN = r"(?<!max_)(?<!min_)(?<!new_)(?<!num_)(?<!per_)token"  # as in max_token=5 they are counted
+_NAME = rf"(?:passw(?:or)?d|passphrase|pwd|secret|{_TOKEN}|credentials?|signature|{_KEY})"
 _SETTING = re.compile(rf"{_NAME}$", re.IGNORECASE)
-_PART = re.compile(  # of a query, a command line, YAML, JSON; not what is hidden, empty (-) or from the environment
+_PART = re.compile(  # of a query, a command line, YAML, JSON; not what is hidden, empty or from the environment
     rf"((?:{_NAME}|(?<=[?&])(?:key|sig|auth))=[\"']?|(?:^|[{{,]) *[\w.-]*{_NAME}: |{_NAME}[\"']: [\"'])"
-    r"(?!\*\*\*|\$\{|null\b|-(?:\s|$))([^\s&'\"]+)",
+    r"(?!\*\*\*|\$\{|null\b|[-:](?:\s|$))([^\s&'\"]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _VARIABLE = re.compile(

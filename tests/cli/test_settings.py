@@ -44,6 +44,7 @@ class Settings:
         ("words=a/*,b.c", "words", ["a/*", "b.c"]),
         ("words=['a,b', c]", "words", ["a,b", "c"]),
         ("words=x < -5%, y > 3", "words", ["x < -5%, y > 3"]),
+        ("words=[http://[::1]:1,http://a:2]", "words", ["http://[::1]:1", "http://a:2"]),
         ("sizes=[1,2]", "sizes", [1, 2]),
     ],
 )

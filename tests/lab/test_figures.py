@@ -73,6 +73,27 @@ class TestDrawing:
             assert png(memory_figure(steps))
         assert "slot" in memory_figure(self.STEPS, unit="slot").axes[0].get_title(loc="left")
 
+    def test_a_pool_of_which_little_is_used_is_drawn_as_far_as_it_is(self) -> None:
+        """As of a trace of few requests on a large device."""
+        recorded = events(*((n % 2, A, n, n // 50) for n in range(100)))
+        for blocks, is_far in ((10_000, True), (400, False)):
+            steps = [step(n, blocks_total=blocks, blocks_in_use=40, tokens_in_use=9) for n in range(2)]
+            above, (pool_map,) = (
+                memory_figure(steps).axes[0],
+                pool_map_figure(run_grids(recorded, steps).picture).axes,
+            )
+            names = [line.get_label() for line in above.lines]
+            assert (above.get_ylim()[1] < 50, "capacity" in names) == (is_far, not is_far)
+            assert pool_map.get_ylim() == ((100, 0) if is_far else (400, 0))
+            used = fleet_figure(StepLog.of(steps), 1).axes[0]
+            assert used.images[0].get_clim() == pytest.approx((0, 0.4 if is_far else 100))
+            assert used.get_title(loc="left").startswith("At most 0.4 %" if is_far else "At most 10 %")
+            titles = [axes.get_title(loc="left") for axes in (above, pool_map)]
+            assert titles[0].startswith(
+                "At most 0.4 % of 10,000 blocks" if is_far else "At most 10 % of 400 blocks"
+            )
+            assert titles[1].startswith("100 of 10,000 blocks of the pool" if is_far else "400 blocks of the pool")
+
     @pytest.mark.parametrize(
         ("columns", "panels"),
         [

@@ -326,6 +326,7 @@ def test_settings_are_hidden_by_their_names_and_numbers_are_not() -> None:
     given = {"api_token": "a", "tokens": "b", "secret": 7, "list": ["http://u:p@h"], "token": "${oc.env:X}"}
     assert redacted("tags", given) == given | {"api_token": "***", "list": ["http://***@h"]}
     assert redacted_setting("+tags.password=two words") == "+tags.password=***"
+    assert redacted_setting("max_token=5") == redact("max_token=5") == "max_token=5"
     assert redacted_setting("http://u:p@h/?a=b") == "http://***@h/?a=b"
 
 

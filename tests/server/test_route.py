@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.routers import ROUTERS
 from kvlab.server.decisions import replay
 from kvlab.server.lookout import RouteSettings
+from kvlab.server.passing import client_session
 from kvlab.server.route import Proxy
 from kvlab.server.routed_call import RoutedCall, asked_of
 from tests.support.commands import call
@@ -139,8 +142,23 @@ def test_a_server_that_comes_later_with_another_model_is_left_out(stack: ExitSta
     assert not routed.health()["upstreams"][1]["up"]
 
 
+def test_a_model_that_all_servers_begin_again_with_is_served(stack: ExitStack) -> None:
+    servers = [stack.enter_context(endpoint(models=["m"], usage="none")) for _ in range(2)]
+    routed = Routed(proxy_before(stack, [server.url for server in servers]), servers)
+    for number, server in enumerate(servers):
+        asyncio.run_coroutine_threadsafe(stopped(server), server.loop).result(30)
+        wait_until(partial(is_down, routed, number))
+        server.script.models = ["n"]
+        asyncio.run_coroutine_threadsafe(server.start(), server.loop).result(30)
+    wait_until(lambda: all(each["up"] for each in routed.health()["upstreams"]))
+
+
 async def stopped(server: Any) -> None:
     server.stop()
+
+
+def is_down(routed: Routed, number: int) -> bool:
+    return not routed.health()["upstreams"][number]["up"]
 
 
 def test_a_server_that_was_down_has_nothing_cached(stack: ExitStack) -> None:
@@ -157,10 +175,55 @@ def test_a_server_that_was_down_has_nothing_cached(stack: ExitStack) -> None:
     assert [upstream.remembered for upstream in proxy.upstreams] == [0, 0]
 
 
+def test_what_was_heard_of_a_server_ends_with_it(stack: ExitStack) -> None:
+    """Not with its successor's first event, before which requests would go there for what it has not."""
+    pytest.importorskip("zmq")
+    pytest.importorskip("msgspec")
+    server, tokens = stack.enter_context(endpoint()), list(range(32))
+    settings = RouteSettings(
+        [server.url], FleetConfig(router="sticky"), ["tcp://127.0.0.1:9"], "upstream", health_s=0.02
+    )
+    proxy = Proxy(settings)
+    asyncio.run(proxy.start())
+    routed = Routed(stack.enter_context(listening(proxy.app())), [server])
+    heard = proxy.upstreams[0].heard
+    assert heard is not None
+    heard._contents.take(0, [0.0, [["BlockStored", [1, 2], None, tokens, 16]]])
+    wait_until(lambda: proxy.upstreams[0].cached_tokens(RoutedCall({"prompt": [*tokens, 1]})) == 32)
+    asyncio.run_coroutine_threadsafe(stopped(server), server.loop).result(30)
+    wait_until(partial(is_down, routed, 0))
+    wait_until(lambda: proxy.upstreams[0].cached_tokens(RoutedCall({"prompt": [*tokens, 1]})) == 0)
+
+
+def test_a_server_without_tls_is_told_from_one_that_is_down(stack: ExitStack) -> None:
+    with pytest.raises(ConfigError, match="SSL"):
+        proxy_before(stack, [saying(stack, 200, []).replace("http:", "https:")])
+
+
 def test_queues_are_not_known_of_a_server_without_metrics(stack: ExitStack) -> None:
     server = stack.enter_context(endpoint(has_metrics=False))
-    with pytest.raises(ConfigError, match=r"its /metrics, which fleet.router=vllm reads without a key, says 404"):
+    with pytest.raises(ConfigError, match=r"its /metrics, which fleet.router=vllm reads, says 404"):
         proxy_before(stack, [server.url], "fleet.router=vllm")
+
+
+def test_a_key_of_the_servers_is_for_what_the_proxy_asks_alone(stack: ExitStack) -> None:
+    server = stack.enter_context(endpoint(key="sesame", usage="none"))
+    with pytest.raises(ConfigError, match=r"reads, says 401; name its key: api_key='\$\{oc.env:NAME\}'"):
+        proxy_before(stack, [server.url], "fleet.router=vllm")
+    url = proxy_before(stack, [server.url], "fleet.router=vllm api_key=sesame")
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+
+
+def test_a_connection_to_a_machine_that_is_gone_breaks_off(stack: ExitStack) -> None:
+    async def is_probed(url: str) -> bool:
+        async with client_session() as client, client.post(url, json={"max_tokens": 1}) as answer:
+            assert answer.connection is not None
+            assert answer.connection.transport is not None
+            found = answer.connection.transport.get_extra_info("socket")
+            return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+
+    assert asyncio.run(is_probed(stack.enter_context(endpoint(after=0, then="hang")).url))
 
 
 def test_a_recording_that_cannot_be_written_stops_no_request(stack: ExitStack, tmp_path: Path) -> None:
@@ -195,6 +258,11 @@ def test_what_is_no_recording(tmp_path: Path, lines: list[str], message: str) ->
     with pytest.raises(WorkloadError, match=message):
         replay(str(tmp_path / "found"))
     assert call(route.main, f"replay={tmp_path / 'found'}").code == 2
+
+
+def test_a_recording_that_is_not_there_is_named_by_its_key() -> None:
+    with pytest.raises(WorkloadError, match=r"^replay=missing\.jsonl: cannot be read: No such file"):
+        replay("missing.jsonl")
 
 
 def test_a_last_line_that_is_cut_off_is_left_out(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Script:
     refuses: str | None = None  # a field that it does not take
     key: str | None = None
     after: int = 10**9  # answers before it ends, hangs or breaks off
-    then: str = ""  # end, hang, break or error
+    then: str = ""  # end, hang, stall (which answers nobody any more), break or error
     bodies: list[dict[str, Any]] = field(default_factory=list)  # what it was asked
 
 
@@ -51,6 +51,7 @@ class FakeServer:
         self.port = 0
         self.open: set[asyncio.StreamWriter] = set()
         self.running = 0
+        self.stalls = self.was_left = False  # and by a client meanwhile
 
     @property
     def url(self) -> str:
@@ -69,6 +70,12 @@ class FakeServer:
                 lines = [line.partition(": ") for line in head.split("\r\n")[1:]]
                 headers = {name.lower(): value for name, _, value in lines}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.stalls |= self.script.then == "stall" and method == "POST"
+                if self.stalls:
+                    self.script.bodies += [json.loads(body)] if method == "POST" else []
+                    await reader.read()  # until its client leaves
+                    self.was_left |= method == "POST"
+                    raise OSError
                 if method == "POST":
                     await self.complete(json.loads(body), writer)
                 else:

@@ -43,7 +43,7 @@ class ExplainSettings:
     trace: str | None = setting(None, "or a recorded trace, with settings of kvlab run that simulate it", "FILE")
     request: str | None = setting(None, "one request, by its id", "ID")
     slowest: int = setting(5, "the requests that took longest, beside all", "N")
-    changes: bool = setting(True, "simulate what would have helped the request", "false")
+    changes: bool = setting(True, "without simulating what would have helped the request", "false")
     figure: str | None = setting("explain.png", "the picture; null: none", "FILE")
     json: bool = setting(False, "every figure as JSON; or --json", "true")
 
@@ -55,7 +55,9 @@ class ExplainSettings:
 def _explained_trace(settings: ExplainSettings, overrides: list[str], console: Terminal) -> RecordedExplanation:
     from kvlab.cli.compose import compose_one
     from kvlab.lab.explain.recorded import explain_trace
+    from kvlab.workloads.trace_format import read_header
 
+    read_header(str(settings.trace), "trace")  # that it is one, before it is the path of a workload
     workload = ["workload=recorded", f"workload.path={settings.trace}", "figures=false", "tracking=off"]
     config, wanted = compose_one([*workload, *overrides], "explain", fleets="all"), settings.request
     with console.status("simulating the trace"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlab.cli.settings import command, setting
-from kvlab.config.values import at_least, server_root
+from kvlab.config.values import address, at_least, server_root
 from kvlab.errors import ConfigError
 
 
@@ -48,12 +48,11 @@ class RecordSettings:
 @command(__doc__, RecordSettings, bare=False, alone=True)
 def main(settings: RecordSettings) -> int:
     # Imported this late so that --help answers at once.
+    import asyncio
     import gc
 
-    from aiohttp import web
-
     from kvlab.lab.traffic import read_key
-    from kvlab.server.passing import listening_at
+    from kvlab.server.passing import listening_at, serve
     from kvlab.server.recorder import Recorder
     from kvlab.server.tracing import UPSTREAM, TraceSettings
     from kvlab.workloads.prompt_blocks import text_encoder
@@ -76,11 +75,10 @@ def main(settings: RecordSettings) -> int:
     trace = TraceSettings(settings.to, read_key(settings.hash_with), settings.tokenizer, upstream, text=text)
     recorder = Recorder(trace)
     listening = listening_at(settings.host, settings.port)
-    where = "http://{}:{}".format(*listening.getsockname()[:2])
     kept = ", with prompts and outputs as text" if text else ""
-    print(f"{upstream} at {where}; its trace: {settings.to}{kept}", flush=True)
+    print(f"{upstream} at {address(*listening.getsockname()[:2])}; its trace: {settings.to}{kept}", flush=True)
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
-    web.run_app(recorder.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
+    have_ended = asyncio.run(serve(recorder.app(), listening))
     lost = f", {recorder.trace.lost} lost: {recorder.trace.error}" if recorder.trace.lost else ""
     print(f"{recorder.trace.progress.written} requests in {settings.to}{lost}")
-    return 0
+    return 0 if have_ended else 130

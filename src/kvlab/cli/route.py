@@ -6,7 +6,7 @@ kvlab route replay=decisions.jsonl
 
 The routers are those of simulated fleets. A request goes to another server where one does not answer, as long as
 no byte has come. POST /drain?upstream=0 gives one no new requests, /undrain again some; /health and /metrics tell
-of each.
+of each. SIGTERM and Ctrl-C let open requests end, for a minute; the second one ends at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 
 from kvlab.cli.settings import command, setting
 from kvlab.config.fleet import FleetConfig
-from kvlab.config.values import at_least, server_root
+from kvlab.config.values import address, at_least, server_root
 from kvlab.errors import ConfigError
 
 _OF_PROXIES = ("router", "load", "load_s", "prefixes", "memory_blocks", "weights", "temperature")
@@ -43,6 +43,7 @@ class RouteCommandSettings:
     tokenizer: str | None = setting(
         None, "a folder with tokenizer.json, fetched:smollm2, or upstream: its /tokenize", "WHERE"
     )
+    api_key: str | None = setting(None, "the servers', for their /metrics: '${oc.env:NAME}'", "KEY")
     record: str | None = setting(None, "each decision, with what the router saw", "FILE")
     replay: str | None = setting(None, "make the decisions of such a file again, and compare", "FILE")
     health_s: float = setting(1.0, "between two looks whether a server is up", "S")
@@ -78,11 +79,9 @@ def main(settings: RouteCommandSettings) -> int:
     import asyncio
     import gc
 
-    from aiohttp import web
-
     from kvlab.server.decisions import replay
     from kvlab.server.lookout import RouteSettings
-    from kvlab.server.passing import listening_at
+    from kvlab.server.passing import listening_at, serve
     from kvlab.server.route import Proxy
 
     if settings.replay is not None:
@@ -95,11 +94,10 @@ def main(settings: RouteCommandSettings) -> int:
     proxy = Proxy(RouteSettings(**given))
     listening = listening_at(settings.server.host, settings.server.port, "server.port")
     asyncio.run(proxy.start())
-    where = "http://{}:{}".format(*listening.getsockname()[:2])
-    print(f"{settings.fleet.router} at {where}, before {len(proxy.upstreams)} upstreams", flush=True)
+    where, count = address(*listening.getsockname()[:2]), len(proxy.upstreams)
+    print(f"{settings.fleet.router} at {where}, before {count} upstream{'s' * (count > 1)}", flush=True)
     for upstream in proxy.upstreams:
         if upstream.reason:
             print(f"{upstream.url} is left out until it is up: {upstream.reason}", flush=True)
     gc.freeze()  # what was imported is not looked through, 20 ms each time, while calls wait
-    web.run_app(proxy.app(), sock=listening, print=None, access_log=None, handler_cancellation=True)
-    return 0
+    return 0 if asyncio.run(serve(proxy.app(), listening)) else 130

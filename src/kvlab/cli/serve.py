@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from kvlab.cli.settings import command, parsed, unknown_setting
 from kvlab.config.server import ServerConfig
+from kvlab.config.values import address
 from kvlab.errors import ConfigError
 
 _LENGTH = "server.output_len"
@@ -69,8 +70,7 @@ def main(settings: ServeSettings, overrides: list[str]) -> int:
 
     with console.status("loading the model"):
         serving = build_serving(config, settings.server)
-    host, port = listening.getsockname()[:2]
-    console.print(f"{config.model.name} at http://{host}:{port}")
+    console.print(f"{config.model.name} at {address(*listening.getsockname()[:2])}")
     if serving.events is not None:
         console.print(f"KV events at {serving.events.endpoint}")
     return 0 if serve(build_app(serving), serving, listening) else 130

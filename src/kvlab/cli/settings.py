@@ -177,7 +177,8 @@ def _types(schema: type) -> dict[str, Any]:
 def _parse(text: str, kind: Any) -> Any:
     """The value of a text in Hydra's grammar: quotes are taken off, a list may be written a,b or [a,b].
 
-    What is no such value, as a condition `a < 5%`, is taken as it is.
+    What is no such value, as a condition `a < 5%`, is taken as it is; of a list in brackets, as [http://[::1]:8000],
+    each part.
     """
     from hydra.errors import HydraException
 
@@ -190,6 +191,8 @@ def _parse(text: str, kind: Any) -> Any:
         written = f"[{text}]" if is_list and not text.startswith("[") else text
         return _parser().parse_override(f"key={written}").value()
     except HydraException:
+        if is_list and text.startswith("[") and text.endswith("]"):
+            return [part.strip() for part in text[1:-1].split(",")]
         return [text] if is_list else text
 
 

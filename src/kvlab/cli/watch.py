@@ -35,6 +35,7 @@ class WatchSettings:
     )
     replay: str | None = setting(None, "where events that were missed can be asked for", "ADDRESS")
     url: str | None = setting(None, "the server, for its metrics", "URL")
+    api_key: str | None = setting(None, "its key, for its metrics: '${oc.env:NAME}'", "KEY")
     seconds: float | None = setting(None, "how long; null: until Ctrl-C", "S")
     trace: str | None = setting(None, "what kvlab record wrote of the same time", "FILE")
     hash_with: str | None = setting(None, "what the trace's hashes are keyed with", "FILE")
@@ -65,12 +66,12 @@ def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> Serv
                 listener.hear(0.2)
                 if time.monotonic() - looked >= 1:
                     looked = time.monotonic()
-                    metrics = read_metrics(settings.url) if settings.url else None
+                    metrics = read_metrics(settings.url, settings.api_key) if settings.url else None
                     status.update(line(pool, metrics))
             listener.hear(0)
     finally:
         listener.close()
-    return (read_metrics(settings.url) if settings.url else None) or metrics
+    return (read_metrics(settings.url, settings.api_key) if settings.url else None) or metrics
 
 
 def _verdict(settings: WatchSettings, pool: ServerPool) -> Verdict:
@@ -78,7 +79,7 @@ def _verdict(settings: WatchSettings, pool: ServerPool) -> Verdict:
     from kvlab.workloads.trace_format import read_header, read_trace
 
     trace = str(settings.trace)
-    header = read_header(trace)
+    header = read_header(trace, "trace")
     if header.started is None or header.key_id != (pool.hasher.key_id if pool.hasher else None):
         text = "has hashes of another key" if header.started is not None else "does not say when it was recorded"
         raise ConfigError("trace", trace, f"{text}; take one that kvlab record wrote with this hash_with")

@@ -27,6 +27,11 @@ def server_root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+def address(host: str, port: int) -> str:
+    """Where a server listens, as its clients write it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def picture_name(key: str, name: str | None) -> None:
     """Raise ConfigError unless `name` is None or the name of a picture."""
     if name is not None and not name.endswith(_PICTURES):

@@ -103,6 +103,11 @@ class HeardContents:
         found, self._contents.events = self._contents.events, []
         return found
 
+    def forget(self) -> None:
+        """The server has ended: nothing that was heard of it holds, also what has not been taken."""
+        self.take()
+        self._contents.clear()
+
     def close(self) -> None:
         """Hear nothing more."""
         self._listener.close()
@@ -119,7 +124,7 @@ class _Contents:
 
     def take(self, number: int, payload: Sequence[Any]) -> None:
         if self.expected not in (None, number):
-            self._clear()
+            self.clear()
         self.expected = number + 1
         for event in batch_events(number, payload)[1]:
             kind, values = event_fields(event)
@@ -132,11 +137,12 @@ class _Contents:
                     gone = [self._keys.pop(name) for name in values["block_hashes"] if name in self._keys]
                     self.events.append(Removed(gone, 0))
                 elif kind == "AllBlocksCleared":
-                    self._clear()
+                    self.clear()
             except (OverflowError, TypeError) as error:
                 raise EventError(f"{shown(event)}: no KV event as vLLM 0.32 has them") from error
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Know nothing of it."""
         self._keys.clear()
         self.events = [Cleared()]
 

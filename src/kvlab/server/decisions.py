@@ -110,7 +110,7 @@ def replay(path: str) -> tuple[str, int, list[int]]:
     """
     router: Router | None = None
     count, others = 0, list[int]()
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, "replay"):
         try:
             if router is None:
                 head = json_object(line)
@@ -125,7 +125,7 @@ def replay(path: str) -> tuple[str, int, list[int]]:
         except (AttributeError, KeyError, TypeError, ValueError, KvlabError) as error:
             raise WorkloadError(f"{shown(path)}, line {number}: {type(error).__name__}: {shown(error)}") from error
     if router is None:
-        raise WorkloadError(f"{shown(path)}: has no decisions")
+        raise WorkloadError(f"replay={shown(path)}: has no decisions")
     return router.config.router, count, others
 
 

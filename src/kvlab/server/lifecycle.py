@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import math
 import socket
@@ -33,11 +34,10 @@ def listen(config: ServerConfig) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # of each connection
         listening.bind((config.host, config.port))
-    except socket.gaierror as error:
-        listening.close()
-        raise ConfigError("server.host", config.host, "is no address of this machine; 127.0.0.1 is") from error
     except OSError as error:
         listening.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("server.host", config.host, "is no address of this machine; 127.0.0.1 is") from error
         text = f"{error.strerror}; choose another one, or server.port=0 for any that is free"
         raise ConfigError("server.port", config.port, text) from error
     return listening

@@ -18,7 +18,7 @@ from kvlab.fleet.base import Router
 from kvlab.fleet.prefixes import HeldPrefixes, SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.peers.prometheus import block_tokens, kept_lines, read_series
-from kvlab.server.passing import client_session
+from kvlab.server.passing import client_session, unreached
 from kvlab.server.routed_call import RoutedCall
 from kvlab.server.upstreams import BLOCK_TOKENS, UnseenError, Upstream
 
@@ -35,6 +35,7 @@ class RouteSettings:
     fleet: FleetConfig = field(default_factory=FleetConfig)
     events: Sequence[str] = ()  # where each publishes its KV events
     tokenizer: str | None = None  # a folder, `upstream`, or None: bytes of text stand for tokens
+    api_key: str | None = None  # of the upstreams, for what is asked beside requests
     record: str | None = None  # a file for the decisions
     health_s: float = 1.0
     seed: int = 0
@@ -48,16 +49,20 @@ class _Down(KvlabError):
     """A server does not answer as it should."""
 
 
+class _Silent(_Down):
+    """It does not answer at all."""
+
+
 class Lookout:
     """Keeps views of the upstreams. Raises ConfigError for a view that no proxy has."""
 
     def __init__(self, settings: RouteSettings) -> None:
         self._settings, self._router = settings, settings.router()
+        self._key = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
         config, usual = settings.fleet, self._router
         self.upstreams = [Upstream(index, url) for index, url in enumerate(settings.upstreams)]
         self.prefixes = usual.prefixes if config.prefixes == "auto" else config.prefixes
         self._is_polled = (usual.load if config.load == "auto" else config.load) == "polled"
-        self._models: tuple[str, Any] | None = None  # whose, and which
         if config.load == "exact" or self.prefixes == "exact":
             text = "with an exact view sees what no proxy can; there are load=polled, prefixes=events and memory"
             raise ConfigError("fleet.router", config.router, text)
@@ -92,8 +97,15 @@ class Lookout:
     async def _watch(self, upstream: Upstream) -> None:
         while True:
             await asyncio.sleep(self._settings.health_s)
-            with suppress(KvlabError):  # which is why it is left out
+            was_up = not upstream.reason
+            try:
                 await self._come_up(upstream)
+            except _Silent:
+                # Twice in turn: it hangs, or its machine is gone, and its requests would wait for ever.
+                if not was_up and any(other.takes for other in self.upstreams):
+                    upstream.give_up()
+            except KvlabError:
+                pass  # it is why this one is left out
 
     async def _poll(self, upstream: Upstream) -> None:
         while True:
@@ -116,35 +128,41 @@ class Lookout:
                 upstream.reason = ""
             upstream.prefixes.cached_tokens(_PROBE, 0.0)  # takes its events, which pile up while nobody asks
         except KvlabError as error:
-            upstream.reason = str(error)
+            upstream.leave_out(str(error), error.__cause__)
             raise
 
     async def _get(self, upstream: Upstream, path: str) -> tuple[int, bytes]:
         try:
-            async with self._client.get(upstream.url + path, timeout=ANSWER_S) as answer:
+            async with self._client.get(upstream.url + path, headers=self._key, timeout=ANSWER_S) as answer:
                 return answer.status, await answer.read()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise _Down(shown(error) or f"it does not answer {path}") from error
+        except TimeoutError as error:
+            raise _Silent(f"it does not answer {path} within {ANSWER_S.total:g} s") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise _Silent(unreached(error)) from error
 
     async def _compare_models(self, upstream: Upstream) -> None:
         status, page = await self._get(upstream, "/v1/models")
+        upstream.models = None
         if status != 200:
             return  # it does not tell
         try:
             models = sorted((str(card["id"]), card.get("max_model_len")) for card in json.loads(page)["data"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _Down(f"its /v1/models: {shown(error)}") from error
-        first, expected = self._models = self._models or (upstream.url, models)
-        if models != expected:
-            text = f"serves {_named(models)}, and {first} {_named(expected)}; one router is for equal models"
-            raise ConfigError("upstreams", upstream.url, text)
+        for other in self.upstreams:
+            if not other.reason and other.models is not None and other.models != models:
+                theirs = f"{other.url} {_named(other.models)}"
+                text = f"serves {_named(models)}, and {theirs}; one router is for equal models"
+                raise ConfigError("upstreams", upstream.url, text)
+        upstream.models = models
 
     async def _read_metrics(self, upstream: Upstream) -> None:
         sent = upstream.sent
         status, page = await self._get(upstream, "/metrics")
         if self._is_polled and status != 200:
             router = self._settings.fleet.router
-            raise _Down(f"its /metrics, which fleet.router={router} reads without a key, says {status}")
+            key = "; name its key: api_key='${oc.env:NAME}'" if status in (401, 403) else ""
+            raise _Down(f"its /metrics, which fleet.router={router} reads, says {status}{key}")
         lines = kept_lines(page) if status == 200 else b""
         upstream.block_tokens = block_tokens(lines) or BLOCK_TOKENS
         if self._is_polled:

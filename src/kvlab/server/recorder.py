@@ -17,8 +17,7 @@ from dataclasses import astuple, replace
 import aiohttp
 from aiohttp import web
 
-from kvlab.errors import shown
-from kvlab.server.passing import LARGEST, begun, called, client_session, refusal
+from kvlab.server.passing import application, begun, called, client_session, refusal, unreached
 from kvlab.server.said import LEFT, Exchange
 from kvlab.server.tracing import Progress, TraceSettings
 
@@ -48,7 +47,8 @@ class Trace:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             self.progress = Progress(*json.loads(line))
-        self._gone = "the process that writes it has ended"
+        if not self._pipe.is_closing() or self.progress.seen < self._sent:
+            self._gone = "the process that writes it has ended"
 
     def put(self, exchange: Exchange) -> None:
         """Have it traced, or count it as lost."""
@@ -65,7 +65,7 @@ class Trace:
 
     @property
     def error(self) -> str | None:
-        """Why the last request was lost, if it was."""
+        """Why the last of those that are lost is, if any."""
         behind = "it is too far behind" if self._unsent else ""
         return self._gone or self.progress.error or behind or None
 
@@ -85,7 +85,7 @@ class Recorder:
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=LARGEST)
+        app = application()
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{path:.*}", self._pass)
         app.cleanup_ctx.append(self._life)
@@ -119,7 +119,7 @@ class Recorder:
                 return await self._answer(request, answer, exchange, begin)
         except (aiohttp.ClientError, ConnectionError) as error:
             if not exchange.status:
-                return refusal(502, f"the upstream {self._upstream} cannot be reached: {shown(error)}")
+                return refusal(502, f"the upstream {self._upstream} cannot be reached: {unreached(error)}")
             if request.transport is not None:
                 request.transport.abort()  # so that a client that is there sees that the answer is cut
             return web.Response()

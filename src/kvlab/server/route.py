@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from kvlab.errors import ConfigError, KvlabError, shown
 from kvlab.server.decisions import DecisionLog
 from kvlab.server.lookout import ANSWER_S, CONNECT_S, Lookout, RouteSettings
-from kvlab.server.passing import LARGEST, begun, called, client_session, refusal
+from kvlab.server.passing import application, begun, called, client_session, refusal, unreached
 from kvlab.server.routed_call import RoutedCall, asked_of, prompt_of
 from kvlab.server.tracing import UPSTREAM, to_tokenize
 from kvlab.server.upstreams import Sent, Upstream, families
@@ -47,7 +47,7 @@ class Proxy(Collector):
 
     def app(self) -> web.Application:
         """The application."""
-        app = web.Application(client_max_size=LARGEST)
+        app = application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/drain", self._drain)
@@ -149,12 +149,15 @@ class Proxy(Collector):
         """What an upstream answers, passed on; or why another one has to: nothing of an answer has come."""
         has_begun = False
         try:
-            async with called(self._client, upstream.url, request, body) as answer:
+            async with (
+                asyncio.timeout(None) as sent.waits,
+                called(self._client, upstream.url, request, body) as answer,
+            ):
                 part: bytes | None = await answer.content.readany()
                 if answer.status == 503 and not is_last:
                     upstream.retried += 1
                     return "it says 503"
-                has_begun, sent.prefill_tokens = True, 0
+                has_begun, sent.prefill_tokens, sent.waits = True, 0, None
                 response = await begun(request, answer)
                 while part:
                     await response.write(part)
@@ -169,8 +172,11 @@ class Proxy(Collector):
                 return web.Response()
             upstream.retried += 1
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-                upstream.reason = shown(error)
-            return shown(error) or type(error).__name__
+                upstream.leave_out(unreached(error), error)
+            return unreached(error)
+        except TimeoutError:
+            upstream.retried += 1
+            return "it does not answer"
 
     async def _tokens(self, asked: Mapping[str, Any], request: web.Request) -> Sequence[int] | None:
         """A prompt's tokens; None where nobody makes any, or they are there already."""

@@ -49,7 +49,7 @@ class TraceSettings:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a trace is: exchanges looked at, requests written and lost, and why the last one was."""
+    """How far a trace is: exchanges looked at, requests written and lost, and why the last one of these was."""
 
     seen: int = 0
     written: int = 0
@@ -117,7 +117,7 @@ class Tracer:
         try:
             for request in self._traced(exchange):
                 self._file.write(request)
-                self.progress.written, self.progress.error = self.progress.written + 1, ""
+                self.progress.written += 1
         except Exception as error:
             self.progress.lost += 1
             reason = error.strerror if isinstance(error, OSError) else None

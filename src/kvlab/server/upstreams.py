@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
@@ -30,6 +32,7 @@ class Sent:
 
     prefill_tokens: int  # believed to be computed before the first byte
     blocks: int
+    waits: asyncio.Timeout | None = None  # while no byte has come
 
 
 class Upstream(ReplicaView):
@@ -40,6 +43,7 @@ class Upstream(ReplicaView):
     def __init__(self, index: int, url: str) -> None:
         self._index, self.url = index, url
         self.reason = "not asked yet"  # why it is left out; "": it is up
+        self.models: Sequence[tuple[str, Any]] | None = None  # with the longest sequences; None: it does not tell
         self.draining = False
         self.prefixes = PrefixView()
         self.heard: HeardContents | None = None  # what tells these, if KV events do
@@ -48,6 +52,15 @@ class Upstream(ReplicaView):
         self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
         self._open: dict[int, Sent] = {}
         self._asked: tuple[RoutedRequest | None, int] = (None, 0)
+
+    def leave_out(self, reason: str, cause: BaseException | None) -> None:
+        """Give it nothing until it is up. Where nobody listens any more its cache is gone."""
+        self.reason = reason
+        refused = isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
+            cause.os_error, ConnectionRefusedError
+        )
+        if refused and self.heard is not None:
+            self.heard.forget()
 
     @property
     def takes(self) -> bool:
@@ -73,6 +86,14 @@ class Upstream(ReplicaView):
             yield sent
         finally:
             del self._open[number]
+
+    def give_up(self) -> None:
+        """Have the requests of which no byte has come sent to other servers."""
+        now = asyncio.get_running_loop().time()
+        for sent in self._open.values():
+            if sent.waits is not None:
+                sent.waits.reschedule(now)
+                sent.waits = None
 
     @property
     def index(self) -> int:

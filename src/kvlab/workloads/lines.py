@@ -26,11 +26,11 @@ _PACKED = {
 }
 
 
-def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
+def read_lines(name: str, key: str = "workload.path") -> Iterator[tuple[int, bytes]]:
     """The lines of a file that hold something, with their numbers from 1 on; one that is too long is cut. A file
     that gzip compressed is read as what it was made of.
 
-    Raises WorkloadError where the file cannot be read.
+    Raises WorkloadError where the file cannot be read, which names the setting that it was `key` of.
     """
     try:
         path = Path(name).expanduser()
@@ -39,7 +39,7 @@ def read_lines(name: str) -> Iterator[tuple[int, bytes]]:
         file = path.open("rb")
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; ~ of a user that there is not
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WorkloadError(f"workload.path={shown(name)}: cannot be read: {reason}") from error
+        raise WorkloadError(f"{key}={shown(name)}: cannot be read: {reason}") from error
     with file:
         is_packed, number = file.read(len(_GZIP)) == _GZIP, 0
         file.seek(0)

@@ -155,15 +155,15 @@ def whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def read_header(path: str) -> Header:
-    """The header of a trace. Raises WorkloadError for a file that is none."""
+def read_header(path: str, key: str = "workload.path") -> Header:
+    """The header of a trace, a value of the setting `key`. Raises WorkloadError for a file that is none."""
     if is_parquet(path):
         from kvlab.workloads.trace_parquet import read_first_line
 
         return _header(Place(path, 1), read_first_line(path))
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, key):
         return _header(Place(path, number), line)
-    raise WorkloadError(f"workload.path={shown(path)}: is empty; expected a trace of kvlab, as kvlab import makes")
+    raise WorkloadError(f"{key}={shown(path)}: is empty; expected a trace of kvlab, as kvlab import makes")
 
 
 def read_trace(path: str, *, text: bool = False) -> Iterator[tuple[Place, TracedRequest]]:

@@ -142,6 +142,7 @@ class PoolGrid(NamedTuple):
     blocks_per_row: int
     num_blocks: int
     end_s: float
+    pool_blocks: int = 0  # where the grid has the pool's first blocks alone: how many the pool has
 
 
 class GridSize(NamedTuple):

@@ -15,6 +15,7 @@ from kvlab.lab.figures.memory import memory_series
 
 _FOUND = "found in the\nprefix cache, %"
 _COLUMNS = 400  # moments of a map
+_FAINT = 10.0  # % of a pool: on a scale up to all of it less could not be seen
 _ROW, _LEAST, _MOST = 0.09, 1.3, 4.0  # inches: of a row of a map, and of a map at least and at most
 
 
@@ -50,10 +51,11 @@ def fleet_figure(
     figure = style.new_figure(2 * height + 1.6)
     (above, bars), (below, empty) = figure.subplots(2, 2, width_ratios=(6, 1), sharex="col", sharey="row")
     empty.set_visible(False)
-    most_waiting = max(float(waiting.max()), 1.0)
+    most_used = float(used.max())
+    scale = 100.0 if most_used >= _FAINT or not most_used else most_used
     for axes, values, what, top in (
-        (above, used, "% of blocks in use", 100.0),
-        (below, waiting, "requests waiting", most_waiting),
+        (above, used, "% of blocks in use", scale),
+        (below, waiting, "requests waiting", max(float(waiting.max()), 1.0)),
     ):
         style.amounts(figure, axes, values, edges[-1], what, top=top, aspect=14)
         axes.tick_params(labelbottom=True)
@@ -66,7 +68,7 @@ def fleet_figure(
     below.set_xlabel("time, s")
     _bars(bars, 100 * hits / np.maximum(prompts, 1), "found or pulled,\n% of prompts" if is_split else _FOUND)
     fullest, longest = int(used.max(axis=1).argmax()), int(waiting.max(axis=1).argmax())
-    style.title(above, f"At most {used.max():.0f} % of a pool in use, of replica {fullest}")
+    style.title(above, f"At most {style.percent(most_used / 100)} of a pool in use, of replica {fullest}")
     most = f"{waiting.max():.0f} requests wait, for replica {longest}"
     style.title(below, f"At most {most}" if waiting.any() else "No request waits")
     return figure

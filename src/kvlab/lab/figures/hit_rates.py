@@ -36,7 +36,8 @@ def hit_rate_figure(curves: ReplayCurves) -> Figure:
         style.plain(axes.xaxis)
     else:
         style.logarithmic(axes.xaxis, curves.num_blocks[0], curves.num_blocks[-1])
-    axes.set_ylim(bottom=0)
+    highest = max(curves.ceiling, *(max(rates) for rates in curves.hit_rates.values()))
+    axes.set_ylim(0, max(106 * highest, 1))
     style.legend(axes, columns=4, below=-0.18)
     return figure
 

@@ -18,6 +18,7 @@ from kvlab.lab.figures import style
 from kvlab.lab.results.tables import count
 
 Column = NDArray[np.float64]
+_FAR = 0.1  # of the capacity: where less is used, a scale up to it would show nothing
 _LEVELS: tuple[str, ...] = ("kv_usage", "running", "waiting")
 _COUNTERS: tuple[str, ...] = ("preemptions", "prefix_queries", "prefix_hits")
 
@@ -68,9 +69,11 @@ def memory_figure(steps: Sequence[StepRecord], *, unit: str = "block") -> Figure
     _draw_sequences(below, series.at, {"waiting": series.waiting, "running": series.running}, series.preempted_at)
     above.set_xlim(min(series.at[0], 0), max(series.at[-1], 1e-3))
     below.set_xlabel("time, s")
-    peak = 100 * float(series.in_use.max()) / max(series.capacity, 1)
-    heading = f"At most {peak:.0f} % of {count(series.capacity, unit)} in use"
+    share = float(series.in_use.max()) / max(series.capacity, 1)
+    heading = f"At most {style.percent(share)} of {count(series.capacity, unit)} in use"
     note = f"a {unit} has {series.block_tokens:,} token slots; those between line and edge hold no token"
+    if _highest(series) < _FAR * series.capacity:
+        note += "; the capacity is far above"
     style.title(above, heading, note)
     return figure
 
@@ -89,7 +92,7 @@ def told_memory_figure(series: EngineSeries) -> Figure:
         style.tidy(axes)
     heading, rest = "The engine's sequences", iter(all_axes)
     if "kv_usage" in told:
-        heading = f"At most {100 * told['kv_usage'].max():.0f} % of the KV cache in use"
+        heading = f"At most {style.percent(told['kv_usage'].max())} of the KV cache in use"
         _draw_usage(next(rest), at, told["kv_usage"])
     if sequences:
         gained = np.maximum(np.diff(told.get("preemptions", np.zeros(len(at)))), 0)
@@ -120,10 +123,18 @@ def _draw_blocks(axes: Any, series: MemorySeries, unit: str) -> None:
         label = f"free {unit}s with cached content"
         axes.fill_between(at, in_use, both, color=style.CACHED, label=label, **area)
     axes.step(at, tokens, where="post", color=style.BLUE, linewidth=1.4, label=f"stored tokens, as full {unit}s")
-    axes.axhline(series.capacity, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
-    axes.set(ylim=(0, series.capacity * 1.06), ylabel=f"{unit}s")
+    top = _highest(series)
+    if top >= _FAR * series.capacity:
+        top = series.capacity
+        axes.axhline(top, color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)), label="capacity")
+    axes.set(ylim=(0, max(top, 1) * 1.06), ylabel=f"{unit}s")
     style.whole(axes.yaxis)
     style.legend(axes, columns=4, below=-0.04)
+
+
+def _highest(series: MemorySeries) -> float:
+    """The most blocks with anything in them."""
+    return float((series.in_use + series.cached).max())
 
 
 def _draw_usage(axes: Any, at: Column, usage: Column) -> None:

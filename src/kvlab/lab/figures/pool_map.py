@@ -31,6 +31,7 @@ from kvlab.lab.figures.blocks import (
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.results.tables import count
 
+_FEW = 0.1  # of a pool's blocks: where fewer were used, a map of all would show nothing
 _PALEST = 0.35  # of a colour, where a single block of a row is in use
 _PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other has to be told from
 
@@ -58,7 +59,15 @@ def run_grids(
     """A run's pool as grids of these sizes."""
     last = steps[-1]
     blocks = last.pool.blocks_total if last.pool else 1
-    return pool_grids(events, blocks, steps.column("start_s"), last.end_s, sizes, tenants)
+    shown = _shown(events, blocks)
+    grids = pool_grids(events, shown, steps.column("start_s"), last.end_s, sizes, tenants)
+    return [grid._replace(pool_blocks=blocks) for grid in grids]
+
+
+def _shown(events: BlockEvents, blocks: int) -> int:
+    """How many of a pool's blocks are drawn: where few were ever used, those up to the last of them."""
+    used = int(events.block.max()) + 1 if len(events.block) else blocks
+    return used if used < _FEW * blocks else blocks
 
 
 def record_grids(record: RunRecord) -> RunGrids | None:
@@ -163,5 +172,8 @@ def _pool_axes(grid: PoolGrid, image: NDArray[Any], unit: str, what: str, note: 
     axes.imshow(image, extent=extent, aspect="auto", interpolation="nearest")
     axes.set_ylim(grid.num_blocks, 0)
     style.whole(axes.yaxis)
-    style.title(axes, f"{count(grid.num_blocks, unit)} of the pool over time, {what}", note)
+    of = count(grid.num_blocks, unit)
+    if grid.num_blocks < grid.pool_blocks:
+        of, note = f"{grid.num_blocks:,} of {count(grid.pool_blocks, unit)}", f"{note}; the others were never used"
+    style.title(axes, f"{of} of the pool over time, {what}", note)
     return figure, axes

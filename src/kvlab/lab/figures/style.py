@@ -43,6 +43,11 @@ def new_axes(height: float, x: str, y: str = "", *, grid: GridLines = "both") ->
     return figure, axes
 
 
+def percent(share: float) -> str:
+    """A share, which is no 0 unless there is none."""
+    return f"{100 * share:.0f} %" if share == 0 or share >= 0.01 else f"{100 * share:.1g} %"
+
+
 def title(axes: Axes, text: str, note: str = "") -> None:
     """A heading with a capital, above the axes at the left, and a note in small print below it."""
     heading = text[:1].upper() + text[1:] + ("\n" if note else "")

@@ -50,11 +50,13 @@ def _print(workload: WorkloadConfig, requests: list[Request], tree: PrefixTree, 
         table.add_row(name, *(f"{figure:,.{digits}f}" for figure in figures))
     console.print(table)
     blocks, repeated = sum(tree.blocks), sum(tree.repeated)
+    # A file has prompts, and the answers that later ones repeat in these alone: a server has them in its cache.
+    bound = "none is higher" if config.workload.path is None else "higher only by answers that later prompts repeat"
     shared = {
         "prompt blocks": f"{blocks:,} of {count(tree.block_size, 'token')}, {blocks - repeated:,} distinct",
         "blocks that occur before": f"{100 * tree.repeated_share:.1f} %",
         "tree of prefixes": f"{max(tree.blocks):,} blocks deep, shared down to {max(tree.repeated):,}",
-        "hit rate without a memory limit": f"{100 * tree.most_hit_rate:.1f} % of prompt tokens; none is higher",
+        "hit rate without a memory limit": f"{100 * tree.most_hit_rate:.1f} % of prompt tokens; {bound}",
     }
     if reason := unknown_prompts(workload):
         shared = {

@@ -21,10 +21,13 @@ class ServerMetrics:
     blocks: int | None = None
 
 
-def read_metrics(url: str) -> ServerMetrics | None:
+def read_metrics(url: str, api_key: str | None = None) -> ServerMetrics | None:
     """The metrics of a server; None where it does not answer."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=_MOST_S) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/metrics", headers=headers), timeout=_MOST_S
+        ) as answer:
             page = kept_lines(answer.read())
     except (OSError, ValueError):
         return None
