@@ -80,7 +80,7 @@ class TestDrawing:
             steps = [step(n, blocks_total=blocks, blocks_in_use=40, tokens_in_use=9) for n in range(2)]
             above, (pool_map,) = (
                 memory_figure(steps).axes[0],
-                pool_map_figure(run_grids(recorded, steps).picture).axes,
+                pool_map_figure(*run_grids(recorded, StepLog(steps), [PICTURE])).axes,
             )
             names = [line.get_label() for line in above.lines]
             assert (above.get_ylim()[1] < 50, "capacity" in names) == (is_far, not is_far)

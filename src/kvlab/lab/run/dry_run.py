@@ -51,7 +51,7 @@ def _print(workload: WorkloadConfig, requests: list[Request], tree: PrefixTree, 
     console.print(table)
     blocks, repeated = sum(tree.blocks), sum(tree.repeated)
     # A file has prompts, and the answers that later ones repeat in these alone: a server has them in its cache.
-    bound = "none is higher" if config.workload.path is None else "higher only by answers that later prompts repeat"
+    bound = "none is higher" if workload.path is None else "higher only by answers that later prompts repeat"
     shared = {
         "prompt blocks": f"{blocks:,} of {count(tree.block_size, 'token')}, {blocks - repeated:,} distinct",
         "blocks that occur before": f"{100 * tree.repeated_share:.1f} %",
