@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from kvlab.lab.advise.simulations import Outcome, Simulations
 _NEARLY = 0.9  # of the largest gain: among such changes the cheapest is taken
 _KINDS = 5  # of single changes that are tried on top of the best
 _ROUNDS = 4
+_AT_ONCE = 2  # combinations that are simulated beside each other, on every machine
+_ASKS = 8  # for each combination that is to be found: Optuna suggests what was good again
 
 Plan = dict[str, Change]  # by kind
 
@@ -124,26 +127,39 @@ class Search:
 
     def _combined(self, plan: Plan, tried: Sequence[Tried], trials: int) -> Plan:
         """The best of so many combinations that Optuna suggests, for more of the goal and for fewer devices; the
-        plan where none is better.
+        plan where none is better. Today's settings, single changes and the plan, which are known, do not count.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         names: dict[str, dict[str, Change]] = {}  # by kind and text
-        changes = [single.change for single in tried if single.verdict in ("better", "no difference")]
-        for change in [*changes, *plan.values()]:
+        singles = [single for single in tried if single.verdict in ("better", "no difference")]
+        for change in [*(single.change for single in singles), *plan.values()]:
             names.setdefault(change.kind, {})[change.text] = change
+        best, best_outcome = plan, self._outcome(plan)
+        known = {_texts({}): self.today, _texts(plan): best_outcome}
+        known |= {frozenset((single.change.text,)): single.outcome for single in singles}
+        most = min(len(known) + trials, math.prod(1 + len(texts) for texts in names.values()))
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=optuna.samplers.TPESampler(seed=0))
         study.enqueue_trial({kind: plan[kind].text if kind in plan else "" for kind in names})
-        best, best_outcome = plan, self._outcome(plan)
-        for first in range(0, trials, 2):
-            batch = [study.ask() for _ in range(min(2, trials - first))]
-            plans = [_asked(trial, names) for trial in batch]
-            for trial, suggested, outcome in zip(batch, plans, self._outcomes(plans), strict=True):
+        asked: list[tuple[optuna.Trial, Plan]] = []
+        for _ in range(_ASKS * trials):
+            if len(known) >= most:
+                break
+            trial = study.ask()
+            asked.append((trial, _asked(trial, names)))
+            fresh = {_texts(suggested): suggested for _, suggested in asked}
+            fresh = {texts: suggested for texts, suggested in fresh.items() if texts not in known}
+            if fresh and len(fresh) < min(_AT_ONCE, most - len(known)):
+                continue
+            known |= zip(fresh, self._outcomes(list(fresh.values())), strict=True)
+            for trial, suggested in asked:
+                outcome = known[_texts(suggested)]
                 if self._unlike(self.today, outcome):
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                     continue
                 study.tell(trial, [self.goal.score(outcome), float(outcome.devices)])
                 if self.goal.gain(best_outcome, outcome).verdict == "better":
                     best, best_outcome = suggested, outcome
+            asked.clear()
         return best
 
     def _pruned(self, plan: Plan) -> Plan:
@@ -154,6 +170,10 @@ class Search:
             if fewer and not without.error and self.goal.gain(without, self._outcome(plan)).verdict != "better":
                 plan = fewer
         return plan
+
+
+def _texts(plan: Plan) -> frozenset[str]:
+    return frozenset(change.text for change in plan.values())
 
 
 def _asked(trial: optuna.Trial, names: Mapping[str, Mapping[str, Change]]) -> Plan:
