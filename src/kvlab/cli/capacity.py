@@ -164,6 +164,6 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
         show(own)
     from kvlab.lab.advise.settings import advice_line, drawn_requests
 
-    if not config.fleet.parts and (line := advice_line(words, drawn_requests(config.workload))):
+    if line := advice_line(words, drawn_requests(config.workload)):
         print(line)
     return 0

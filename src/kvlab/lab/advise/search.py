@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import optuna
 
 from kvlab.config import RunConfig
-from kvlab.config.groups import with_settings
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.changes import Change, TrafficFacts, layouts_of, merged, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal
+from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.advise.simulations import Outcome, Simulations
 
@@ -73,7 +73,11 @@ class Search:
         return self._pruned(self._combined(plan, tried, trials))
 
     def frontier(self, plan: Plan) -> Iterator[Outcome]:
-        """For one, two, four ... devices up to the most: the layout that is best with the plan's other changes."""
+        """For one, two, four ... devices up to the most: the layout that is best with the plan's other changes.
+        None of groups, whose devices are not alike.
+        """
+        if self.simulations.config.fleet.groups:
+            return
         others = {kind: change for kind, change in plan.items() if kind != "devices"}
         totals = {1 << power for power in range(11) if 1 << power <= self.devices} | {self.today.devices}
         for total in sorted(totals):
@@ -101,7 +105,8 @@ class Search:
 
     def _possible(self, config: RunConfig) -> list[Change]:
         found = possible_changes(config, self.facts, self.devices)
-        return [change for change in found if not change.settings.keys() & set(self.kept)]
+        kept = tuple(f"{key}." for key in self.kept)
+        return [change for change in found if not any(f"{key}.".startswith(kept) for key in change.settings)]
 
     def _outcome(self, plan: Plan) -> Outcome:
         return self._outcomes([plan])[0]
@@ -115,7 +120,7 @@ class Search:
         """
         today = self.simulations.config
         try:
-            config = with_settings(today, merged(plan.values()))
+            config = changed(today, merged(plan.values()))
         except KvlabError:
             return False
         known = {change.kind for change in self._possible(today)}
