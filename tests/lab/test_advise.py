@@ -243,7 +243,8 @@ class Told(Simulations):
     def run(self, settings: Iterable[Mapping[str, Any]], segment: Segment) -> list[Outcome]:
         kinds = [frozenset(kind for kind, key in KEYS.items() if key in values) for values in settings]
         self.kinds += kinds
-        return [outcome([self._times_ms.get(changed, 100.0)] * 40) for changed in kinds]
+        times_ms = [self._times_ms.get(changed, 100.0) for changed in kinds]
+        return [Outcome(error="cannot run") if math.isnan(ms) else outcome([ms] * 40) for ms in times_ms]
 
 
 class Chosen(Search):
@@ -285,6 +286,10 @@ class TestThePlan:
         before = set(told.kinds)
         _, told = searched({("batch",): 60.0}, trials)
         assert len(set(told.kinds) - before) == min(trials, 8 - len(before))
+
+    def test_combinations_that_cannot_run_do_not_count(self) -> None:
+        times = {("batch",): 60.0, ("batch", "order"): math.nan, ("budget", "order"): 20.0}
+        assert best_plan(times, 3) == {"budget", "order"}
 
     def test_leaves_out_what_gains_nothing_beside_the_others(self) -> None:
         times = {("batch",): 60.0, ("budget",): 70.0, ("order",): 80.0, ("batch", "budget"): 30.0}

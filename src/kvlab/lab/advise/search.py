@@ -132,7 +132,8 @@ class Search:
 
     def _combined(self, plan: Plan, tried: Sequence[Tried], trials: int) -> Plan:
         """The best of so many combinations that Optuna suggests, for more of the goal and for fewer devices; the
-        plan where none is better. Today's settings, single changes and the plan, which are known, do not count.
+        plan where none is better. Those that cannot run do not count, nor do those that are known: today's
+        settings, single changes and the plan.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         names: dict[str, dict[str, Change]] = {}  # by kind and text
@@ -142,20 +143,21 @@ class Search:
         best, best_outcome = plan, self._outcome(plan)
         known = {_texts({}): self.today, _texts(plan): best_outcome}
         known |= {frozenset((single.change.text,)): single.outcome for single in singles}
-        most = min(len(known) + trials, math.prod(1 + len(texts) for texts in names.values()))
+        left, space = trials, math.prod(1 + len(texts) for texts in names.values())
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=optuna.samplers.TPESampler(seed=0))
         study.enqueue_trial({kind: plan[kind].text if kind in plan else "" for kind in names})
         asked: list[tuple[optuna.Trial, Plan]] = []
         for _ in range(_ASKS * trials):
-            if len(known) >= most:
+            if left <= 0 or len(known) >= space:
                 break
             trial = study.ask()
             asked.append((trial, _asked(trial, names)))
             fresh = {_texts(suggested): suggested for _, suggested in asked}
             fresh = {texts: suggested for texts, suggested in fresh.items() if texts not in known}
-            if fresh and len(fresh) < min(_AT_ONCE, most - len(known)):
+            if fresh and len(fresh) < min(_AT_ONCE, left, space - len(known)):
                 continue
             known |= zip(fresh, self._outcomes(list(fresh.values())), strict=True)
+            left -= sum(not known[texts].error for texts in fresh)
             for trial, suggested in asked:
                 outcome = known[_texts(suggested)]
                 if self._unlike(self.today, outcome):
