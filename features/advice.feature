@@ -50,6 +50,25 @@ Feature: Advice
     And it says "not tried: scheduler.speculation.method: how many of the tokens that it proposes a model keeps depends"
     And it says "not tried: fleet.groups: which replicas to make unlike the others, and how, has no single answer"
 
+  @R30.16
+  Scenario: Prefill and decode apart, too few that prefill
+    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}]"
+    Then it ends with status 0
+    And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
+    And it says "1 less of decode l4, 1 more of prefill l4"
+    And it says "no difference: fleet.router="
+    And no plan takes more than 4 devices
+    And it says "not tried: scheduler, kv, executor, hardware: each group has its own"
+
+  @R30.16
+  Scenario: Two kinds of devices, and one more
+    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline"
+    Then it ends with status 0
+    And it says "on 2 of l4 and 1 of l40s, "
+    And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"
+    And it says "1 less of l4, 2 more of l40s"
+    And the plan is better on both parts than today's settings
+
   @R30.7
   Scenario: A page, and runs
     When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2" and track it
@@ -64,16 +83,19 @@ Feature: Advice
     And it says "<message>"
 
     Examples:
-      | arguments                                                        | message                                                                              |
-      | workload.num_requests=1                                          | has 1 request, and fewer than 20 are too few to say anything                         |
-      | model=llama3_1_70b devices=1                                     | devices=1: are too few: llama3_1_70b needs                                           |
-      | devices=1 fleet.replicas=2                                       | devices=1: allows 1 device, and today's settings take 2 (fleet.replicas=2            |
-      | budget_per_hour=5                                                | budget_per_hour=5.0: needs the price of a device: price_per_hour=                    |
-      | budget_per_hour=1 price_per_hour=2                               | budget_per_hour=1.0: buys no device at price_per_hour=2                              |
-      | current=nowhere.yaml                                             | current=nowhere.yaml: nowhere.yaml cannot be read: No such file or directory         |
-      | repeats=3                                                        | repeats=3: has no place in advice, which makes its own runs                          |
-      | keep=kv.dtyp                                                     | keep=kv.dtyp: is none of the settings that advice changes                            |
-      | engine=openai engine.url=http://localhost                        | engine=openai: advice has kvlab's own engine                                         |
+      | arguments                                                                 | message                                                                           |
+      | workload.num_requests=1                                                   | has 1 request, and fewer than 20 are too few to say anything                      |
+      | model=llama3_1_70b devices=1                                              | devices=1: are too few: llama3_1_70b needs                                        |
+      | devices=1 fleet.replicas=2                                                | devices=1: allows 1 device, and today's settings take 2 (fleet.replicas=2         |
+      | budget_per_hour=5                                                         | budget_per_hour=5.0: needs the price of a device: price_per_hour=                 |
+      | budget_per_hour=1 price_per_hour=2                                        | budget_per_hour=1.0: buys no device at price_per_hour=2                           |
+      | current=nowhere.yaml                                                      | current=nowhere.yaml: nowhere.yaml cannot be read: No such file or directory      |
+      | repeats=3                                                                 | repeats=3: has no place in advice, which makes its own runs                       |
+      | keep=kv.dtyp                                                              | keep=kv.dtyp: is none of the settings that advice changes                         |
+      | engine=openai engine.url=http://localhost                                 | engine=openai: advice has kvlab's own engine                                      |
+      | devices=2 fleet.groups=[{count:2},{count:1}]                              | devices=2: allows 2 devices, and today's settings take 3 (fleet.groups)           |
+      | price_per_hour=1 fleet.groups=[{count:1},{count:1,hardware:l40s}]         | price_per_hour=1.0: is of one device, and fleet.groups has l4 and l40s            |
+      | workload.num_requests=24 fleet.groups=[{count:1},{count:1,hardware:l40s}] | executor.timing=auto: would time steps of fleet.groups by roofline and by silicon |
 
   @R30.8
   Scenario: Service levels that nothing keeps

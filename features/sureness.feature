@@ -32,3 +32,5 @@ Feature: How far predicted figures may be off
     Then nothing is said of "is planned"
     When I plan "model=qwen3_tiny kv.num_blocks=100"
     Then nothing is said of "what to change"
+    When I plan "model=llama3_1_8b hardware=b200_sxm fleet.groups=[{count:2},{count:1,kv.num_blocks:5000}]"
+    Then the message says "what to change: kvlab advise workload=... 'fleet.groups=[{count:2},{count:1,kv.num_blocks:5000}]'"

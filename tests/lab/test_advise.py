@@ -238,10 +238,13 @@ class Told(Simulations):
 
     def __init__(self, times_ms: dict[frozenset[str], float]) -> None:
         self.config, self._times_ms = composed("executor=simulated", "hardware=l4"), times_ms
+        self.kinds: list[frozenset[str]] = []  # of each simulation that was asked for
 
     def run(self, settings: Iterable[Mapping[str, Any]], segment: Segment) -> list[Outcome]:
         kinds = [frozenset(kind for kind, key in KEYS.items() if key in values) for values in settings]
-        return [outcome([self._times_ms.get(changed, 100.0)] * 40) for changed in kinds]
+        self.kinds += kinds
+        times_ms = [self._times_ms.get(changed, 100.0) for changed in kinds]
+        return [Outcome(error="cannot run") if math.isnan(ms) else outcome([ms] * 40) for ms in times_ms]
 
 
 class Chosen(Search):
@@ -252,12 +255,16 @@ class Chosen(Search):
         return [Change(kind, {KEYS[kind]: values[kind]}) for kind in KEYS]
 
 
-def best_plan(times_ms: dict[tuple[str, ...], float], trials: int = 24) -> set[str]:
+def searched(times_ms: dict[tuple[str, ...], float], trials: int) -> tuple[set[str], Told]:
     segment, _ = halves(TRACE, requests(40), None, 1000)
     told = Told({frozenset(kinds): time for kinds, time in times_ms.items()})
     facts = TrafficFacts(False, False, False, None, 0, False)
     search = Chosen(told, segment, goal(Kind.LATENCY), facts, 1)
-    return set(search.plan(search.singles(), trials))
+    return set(search.plan(search.singles(), trials)), told
+
+
+def best_plan(times_ms: dict[tuple[str, ...], float], trials: int = 24) -> set[str]:
+    return searched(times_ms, trials)[0]
 
 
 class TestThePlan:
@@ -271,6 +278,18 @@ class TestThePlan:
         times = {("batch",): 60.0, ("budget",): 80.0, ("order",): 80.0, ("budget", "order"): 20.0}
         assert best_plan(times, 0) == {"batch"}
         assert best_plan(times) == {"budget", "order"}
+
+    @pytest.mark.parametrize("trials", [2, 4, 1000])
+    def test_is_chosen_among_so_many_combinations_that_are_not_known(self, trials: int) -> None:
+        """Of the eight of three changes, four are of two or three."""
+        _, told = searched({("batch",): 60.0}, 0)
+        before = set(told.kinds)
+        _, told = searched({("batch",): 60.0}, trials)
+        assert len(set(told.kinds) - before) == min(trials, 8 - len(before))
+
+    def test_combinations_that_cannot_run_do_not_count(self) -> None:
+        times = {("batch",): 60.0, ("batch", "order"): math.nan, ("budget", "order"): 20.0}
+        assert best_plan(times, 3) == {"budget", "order"}
 
     def test_leaves_out_what_gains_nothing_beside_the_others(self) -> None:
         times = {("batch",): 60.0, ("budget",): 70.0, ("order",): 80.0, ("batch", "budget"): 30.0}

@@ -45,7 +45,7 @@ def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
             text = "has no place in advice, which makes its own runs"
             raise ConfigError(key_of(word), word.partition("=")[2], text)
     _check_kept(settings.keep)
-    if "hardware" not in keys:
+    if not {"hardware", "fleet.groups"} & keys:  # groups may name theirs
         text = "advice is simulated: name a device, as hardware=h100_sxm (kvlab run --help lists them)"
         raise ConfigError("hardware", None, text)
     if "executor" not in keys:
@@ -95,8 +95,7 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
     if is_peer(config.engine.kind):
         raise ConfigError("engine", config.engine.kind, "advice has kvlab's own engine; leave engine= out")
     if config.fleet.groups:
-        text = "advice is of equal replicas; leave fleet.groups out, or sweep over it"
-        raise ConfigError("fleet.groups", ", ".join(group.name for group in config.fleet.parts), text)
+        return *_with_counts(settings, config, words), ""
     most = settings.most_devices
     if most is None or {key_of(word) for word in words} & set(_LAYOUT):
         return config, words, ""
@@ -114,6 +113,27 @@ def compose_today(settings: AdviseSettings, words: list[str]) -> tuple[RunConfig
         text = f"no layout was given: {replicas} replica{'s' * (replicas != 1)} of {parallel} device(s){behind}"
         return config, [*words, *layout], text
     raise ConfigError("devices", most, f"are too few: {problem}")
+
+
+def _with_counts(settings: AdviseSettings, config: RunConfig, words: list[str]) -> tuple[RunConfig, list[str]]:
+    """The configuration of groups, and its words, where each group has a count of its own, so that one can be
+    changed and nothing contradicts it. Raises ConfigError for a price of unlike devices.
+    """
+    from kvlab.cli.compose import compose_run
+    from kvlab.lab.advise.parts import parts_of
+
+    groups, parts = config.fleet.groups, config.fleet.parts
+    in_order = sorted(range(len(groups)), key=lambda number: groups[number].get("role") == "decode")
+    counts = {number: part.replicas for number, part in zip(in_order, parts, strict=True) if part.grows}
+    follow = ("fleet.replicas", "fleet.prefill") if parts[0].role else ("fleet.replicas",)
+    kept = [word for word in words if key_of(word) not in follow]
+    words = [*kept, *(f"fleet.groups.{number}.count={count}" for number, count in counts.items())]
+    config = compose_run(words).config
+    kinds = sorted({part.hardware for part in parts_of(config)})
+    if settings.price_per_hour is not None and len(kinds) > 1:
+        text = f"is of one device, and fleet.groups has {' and '.join(kinds)}; leave it out"
+        raise ConfigError("price_per_hour", settings.price_per_hour, text)
+    return config, words
 
 
 def _advice(

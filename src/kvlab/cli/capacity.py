@@ -148,6 +148,6 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
         if name or config.fleet.replicas > 1:
             print(f"a replica of {name or config.fleet.replicas}, ", end="")
         show_plan(own, Terminal())
-    if not config.fleet.parts and (line := advice_line(words, drawn_requests(config.workload))):
+    if line := advice_line(words, drawn_requests(config.workload)):
         print(line)
     return 0

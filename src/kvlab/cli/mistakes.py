@@ -64,6 +64,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     if not reason or "OverrideParse" in type(error).__name__:
         reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
         reason += "other characters than letters and digits, as \"run_name='a, b'\""
+    elif "list index out of range" in reason:
+        reason = "is of no group that is written before it; the first is 0"
     elif "is not a ListConfig" in reason or "with ListConfig" in reason:
         reason = "must be a list, as [a,b] in quotes"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):

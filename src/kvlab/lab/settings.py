@@ -43,8 +43,18 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 def as_word(key: str, value: object) -> str:
     """A setting as it is typed on a command line."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{key}={text}"
+    return f"{key}={value if isinstance(value, str) else _as_text(value)}"
+
+
+def _as_text(value: object) -> str:
+    """In Hydra's grammar."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_as_text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_text, value)) + "]"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "\\'") + "'"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def key_of(word: str) -> str:

@@ -14,10 +14,11 @@ from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
 from kvlab.lab.advise.changes import Change, left_out, merged
 from kvlab.lab.advise.goal import Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, replayed, summary
+from kvlab.lab.advise.parts import devices_of, parts_of
 from kvlab.lab.advise.search import Plan, Search, Tried
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
-from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, devices_of, here, simulate
+from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, here, simulate
 from kvlab.lab.explain.replayed import observe, quiet
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
@@ -102,9 +103,10 @@ class Adviser:
         shown = {proposal.text for proposal in proposals}
         others = [single for single in tried if single.gain and single.change.text not in shown]
         refused = [(single.change.text, single.reason) for single in tried if not single.gain]
-        device = config.hardware and config.hardware.name
+        devices = f"{today.devices} x {config.hardware and config.hardware.name}"
+        groups = " and ".join(f"{part.replicas} of {part.name}" for part in parts_of(config))
         return Advice(
-            title=f"{config.model.name} on {today.devices} x {device}, {config.workload.name}",
+            title=f"{config.model.name} on {groups or devices}, {config.workload.name}",
             traffic=summary(config.workload, self.requests),
             goal=self.goal,
             chosen_on=self.first.text,
@@ -115,7 +117,7 @@ class Adviser:
             proposals=tuple(proposals),
             no_difference=tuple(single.change.text for single in others if single.verdict != "worse"),
             worse=tuple(single.change.text for single in others if single.verdict == "worse"),
-            not_tried=(*left_out(self.devices), *refused),
+            not_tried=(*left_out(config, self.devices), *refused),
             plan=planned,
             uneven=uneven,
             frontier=frontier,
@@ -148,6 +150,10 @@ class Adviser:
         if workload.path is None and workload.source == "synthetic":
             again = requests_of(replace(config, seed=config.seed + 1))
         probe, _ = halves(workload, self.requests, again, _PROBE)
+        timings = [str(group.plan.chosen["timing"]) for group in plan_run(config, probe.requests).groups]
+        if len({timing.partition(" ")[0] for timing in timings}) > 1:
+            text = f"would time steps of fleet.groups by {' and by '.join(timings)}, and gains would be their"
+            raise ConfigError("executor.timing", config.executor.timing, f"{text} difference; name one for all")
         work_s = self._checked(simulate(config, {}, probe), probe).work_s / len(probe.requests)
         most = int(self.settings.minutes * 60 * _CORES / _PLANNED / work_s)
         return halves(workload, self.requests, again, max(most, _PROBE))
@@ -155,7 +161,7 @@ class Adviser:
     def _headroom(self, today: Outcome) -> Headroom:
         """By the ledger, by what the time of requests goes into, and by how long they take alone."""
         config, plan = self.config, plan_run(self.config, self.first.requests)
-        blocks = int(today.metrics["capacity/blocks"]) * config.fleet.replicas
+        blocks = int(today.metrics["capacity/blocks"])
         log = simulated(plan)
         terms, load = observe(plan, log.steps).terms_ms(), open_load(config.workload, log.records)
         whole = sum(terms.values())
@@ -236,5 +242,7 @@ def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:
         return most or today
     key = "devices" if most == settings.devices else "budget_per_hour"
     layout = f"fleet.replicas={config.fleet.replicas} executor.tensor_parallel={config.executor.tensor_parallel}"
+    if config.fleet.groups:
+        layout = "fleet.groups"
     text = f"allows {count(most, 'device')}, and today's settings take {today} ({layout})"
     raise ConfigError(key, getattr(settings, key), text)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from kvlab.config import RunConfig, SchedulerConfig
 from kvlab.kv.pools import POOLS
-from kvlab.lab.advise.simulations import Settings, devices_of
+from kvlab.lab.advise.parts import Part, devices_of, parts_of, with_counts
+from kvlab.lab.advise.simulations import Settings
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
 
@@ -56,15 +59,18 @@ class TrafficFacts:
 
 def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:
     """The changes to today's settings that are worth a simulation, on at most so many devices. Those that turn out
-    not to fit are left to the simulation to refuse.
+    not to fit are left to the simulation to refuse. Of unequal groups only what they have in common is changed, and
+    how many there are of each.
     """
     found = [
         *_layouts(config, devices),
         *_steps(config.scheduler),
         *_pool(config, facts),
         *_order(config.scheduler, facts),
-        *_fleet(config, facts),
     ]
+    if config.fleet.groups:
+        found = [_recount(parts_of(config), counts) for counts in _counts(parts_of(config), devices)]
+    found += _fleet(config, facts)
     return list({change.text: change for change in found}.values())
 
 
@@ -81,6 +87,39 @@ def layouts_of(config: RunConfig, total: int) -> Iterator[Change]:
             if config.fleet.prefill >= replicas:
                 settings["fleet.prefill"] = 0
             yield Change("devices", settings, price, cost)
+
+
+def _counts(parts: Sequence[Part], devices: int) -> Iterator[dict[int, int]]:
+    """How many replicas more each group may have, by its number: of one group one more, one less, and as many as
+    fit; one or half of it for as many devices of another, which may take those that are free too; and as many times
+    all as fit.
+    """
+    today = sum(part.replicas * part.devices for part in parts)
+    free = devices - today
+    for number, part in enumerate(parts):
+        room = free // part.devices
+        yield from ({number: more} for more in sorted({1, room}) if 0 < more <= room)
+        if part.replicas > 1:
+            yield {number: -1}
+        for other, gets in enumerate(parts):
+            shared = math.lcm(part.devices, gets.devices)
+            most = (part.replicas - 1) // (shared // part.devices)
+            for times in sorted({1, (most + 1) // 2}) if most and other != number else ():
+                for more in sorted({0, free // gets.devices}):
+                    yield {number: -times * shared // part.devices, other: times * shared // gets.devices + more}
+    if (times := devices // today) > 1:
+        yield {number: (times - 1) * part.replicas for number, part in enumerate(parts)}
+
+
+def _recount(parts: Sequence[Part], more: Mapping[int, int]) -> Change:
+    """So many replicas more of each group, by its number."""
+    hardware = Counter[str]()
+    for number, count in more.items():
+        hardware[parts[number].hardware] += count * parts[number].devices
+    words = [f"{abs(count)} {'more' if count > 0 else 'less'} of {parts[at].name}" for at, count in more.items()]
+    counts = with_counts({number: parts[number].replicas + count for number, count in more.items()})
+    price = Price.DEVICES if max(hardware.values()) > 0 else Price.NOTHING
+    return Change("replicas of groups", counts, price, ", ".join(words))
 
 
 def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
@@ -179,7 +218,7 @@ def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
     if facts.misses and fleet.store is None:
         text = "256GiB of memory that all replicas reach over a network (fleet.link)"
         yield Change("shared store", {"fleet.store": "256GiB"}, Price.HOST, text)
-    if not config.kv.prefix_sharing or config.kv.offload is not None:
+    if fleet.groups or not config.kv.prefix_sharing or config.kv.offload is not None:
         return
     for prefill in sorted({fleet.replicas // 4, fleet.replicas // 2} - {0, fleet.prefill}):
         yield Change("prefill apart", {"fleet.prefill": prefill}, cost=_NETWORK)
@@ -192,9 +231,12 @@ def merged(changes: Iterable[Change]) -> dict[str, Any]:
     return {key: value for change in changes for key, value in change.settings.items()}
 
 
-def left_out(devices: int) -> list[tuple[str, str]]:
+def left_out(config: RunConfig, devices: int) -> list[tuple[str, str]]:
     """Settings that could help and are not tried with so many devices, and why."""
     words = "how many of the tokens that it proposes a model keeps depends on its words, which are not simulated"
     kinds = "which replicas to make unlike the others, and how, has no single answer to try; sweep over it"
     found = [("scheduler.speculation.method", f"{words}; run it on the device itself")]
+    if config.fleet.groups:
+        kinds = "each group has its own; sweep over them"
+        return [*found, ("scheduler, kv, executor, hardware", kinds)]
     return [*found, ("fleet.groups", kinds)] if devices > 1 else found

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
 
 from kvlab.config import RunConfig
-from kvlab.config.groups import with_settings
 from kvlab.errors import KvlabError
 from kvlab.lab.advise.changes import Change, TrafficFacts, layouts_of, merged, possible_changes
 from kvlab.lab.advise.goal import Gain, Goal
+from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.advise.simulations import Outcome, Simulations
 
 _NEARLY = 0.9  # of the largest gain: among such changes the cheapest is taken
 _KINDS = 5  # of single changes that are tried on top of the best
 _ROUNDS = 4
+_AT_ONCE = 2  # combinations that are simulated beside each other, on every machine
+_ASKS = 8  # for each combination that is to be found: Optuna suggests what was good again
 
 Plan = dict[str, Change]  # by kind
 
@@ -70,7 +73,11 @@ class Search:
         return self._pruned(self._combined(plan, tried, trials))
 
     def frontier(self, plan: Plan) -> Iterator[Outcome]:
-        """For one, two, four ... devices up to the most: the layout that is best with the plan's other changes."""
+        """For one, two, four ... devices up to the most: the layout that is best with the plan's other changes.
+        None of groups, whose devices are not alike.
+        """
+        if self.simulations.config.fleet.groups:
+            return
         others = {kind: change for kind, change in plan.items() if kind != "devices"}
         totals = {1 << power for power in range(11) if 1 << power <= self.devices} | {self.today.devices}
         for total in sorted(totals):
@@ -98,7 +105,8 @@ class Search:
 
     def _possible(self, config: RunConfig) -> list[Change]:
         found = possible_changes(config, self.facts, self.devices)
-        return [change for change in found if not change.settings.keys() & set(self.kept)]
+        kept = tuple(f"{key}." for key in self.kept)
+        return [change for change in found if not any(f"{key}.".startswith(kept) for key in change.settings)]
 
     def _outcome(self, plan: Plan) -> Outcome:
         return self._outcomes([plan])[0]
@@ -112,7 +120,7 @@ class Search:
         """
         today = self.simulations.config
         try:
-            config = with_settings(today, merged(plan.values()))
+            config = changed(today, merged(plan.values()))
         except KvlabError:
             return False
         known = {change.kind for change in self._possible(today)}
@@ -124,26 +132,41 @@ class Search:
 
     def _combined(self, plan: Plan, tried: Sequence[Tried], trials: int) -> Plan:
         """The best of so many combinations that Optuna suggests, for more of the goal and for fewer devices; the
-        plan where none is better.
+        plan where none is better. Those that cannot run do not count, nor do those that are known: today's
+        settings, single changes and the plan.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         names: dict[str, dict[str, Change]] = {}  # by kind and text
-        changes = [single.change for single in tried if single.verdict in ("better", "no difference")]
-        for change in [*changes, *plan.values()]:
+        singles = [single for single in tried if single.verdict in ("better", "no difference")]
+        for change in [*(single.change for single in singles), *plan.values()]:
             names.setdefault(change.kind, {})[change.text] = change
+        best, best_outcome = plan, self._outcome(plan)
+        known = {_texts({}): self.today, _texts(plan): best_outcome}
+        known |= {frozenset((single.change.text,)): single.outcome for single in singles}
+        left, space = trials, math.prod(1 + len(texts) for texts in names.values())
         study = optuna.create_study(directions=["maximize", "minimize"], sampler=optuna.samplers.TPESampler(seed=0))
         study.enqueue_trial({kind: plan[kind].text if kind in plan else "" for kind in names})
-        best, best_outcome = plan, self._outcome(plan)
-        for first in range(0, trials, 2):
-            batch = [study.ask() for _ in range(min(2, trials - first))]
-            plans = [_asked(trial, names) for trial in batch]
-            for trial, suggested, outcome in zip(batch, plans, self._outcomes(plans), strict=True):
+        asked: list[tuple[optuna.Trial, Plan]] = []
+        for _ in range(_ASKS * trials):
+            if left <= 0 or len(known) >= space:
+                break
+            trial = study.ask()
+            asked.append((trial, _asked(trial, names)))
+            fresh = {_texts(suggested): suggested for _, suggested in asked}
+            fresh = {texts: suggested for texts, suggested in fresh.items() if texts not in known}
+            if fresh and len(fresh) < min(_AT_ONCE, left, space - len(known)):
+                continue
+            known |= zip(fresh, self._outcomes(list(fresh.values())), strict=True)
+            left -= sum(not known[texts].error for texts in fresh)
+            for trial, suggested in asked:
+                outcome = known[_texts(suggested)]
                 if self._unlike(self.today, outcome):
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                     continue
                 study.tell(trial, [self.goal.score(outcome), float(outcome.devices)])
                 if self.goal.gain(best_outcome, outcome).verdict == "better":
                     best, best_outcome = suggested, outcome
+            asked.clear()
         return best
 
     def _pruned(self, plan: Plan) -> Plan:
@@ -154,6 +177,10 @@ class Search:
             if fewer and not without.error and self.goal.gain(without, self._outcome(plan)).verdict != "better":
                 plan = fewer
         return plan
+
+
+def _texts(plan: Plan) -> frozenset[str]:
+    return frozenset(change.text for change in plan.values())
 
 
 def _asked(trial: optuna.Trial, names: Mapping[str, Mapping[str, Change]]) -> Plan:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.config import RunConfig
-from kvlab.config.groups import with_settings
 from kvlab.core import RequestRecord
 from kvlab.errors import KvlabError, OutputError
+from kvlab.lab.advise.parts import changed, devices_of
 from kvlab.lab.advise.segments import Segment
 from kvlab.lab.files import attempt, writing
 from kvlab.lab.processes import in_processes
@@ -66,22 +66,17 @@ class Outcome:
         return values[~np.isnan(values)]
 
 
-def devices_of(config: RunConfig) -> int:
-    """Devices that all replicas have together."""
-    return config.fleet.replicas * config.executor.devices
-
-
 def simulate(config: RunConfig, settings: Settings, segment: Segment) -> Outcome:
     """The outcome of today's configuration with these settings, in whichever process."""
     load_plugins(config.plugins)
     try:
-        config = with_settings(config, settings)
+        config = changed(config, settings)
         plan = plan_run(config, segment.requests)
         log = simulated(plan)
     except KvlabError as error:
         return Outcome(error=str(error))
     metrics = run_metrics(log, plan.pool, slo=config.slo)
-    metrics["capacity/blocks"] = float(plan.pool.num_blocks)
+    metrics["capacity/blocks"] = float(sum(replica.pool.num_blocks for replica in plan.replicas))
     work_s = _STEP_S * len(log.steps) + _REQUEST_S * len(segment.requests)
     latencies = _latencies(log.records, segment)
     return Outcome(latencies, metrics, devices_of(config), str(plan.chosen["timing"]), work_s)

@@ -1,0 +1,64 @@
+"""Advice on groups of unequal replicas: what is simulated is what its command runs, within the devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlab.cli.advise import compose_today, current_words
+from kvlab.lab.advise.changes import TrafficFacts, possible_changes
+from kvlab.lab.advise.parts import changed, devices_of
+from kvlab.lab.advise.search import Search
+from kvlab.lab.advise.settings import AdviseSettings
+from tests.support.plans import compose_run
+
+SPLIT = "{role:decode,count:3,executor.tensor_parallel:2},{role:prefill,count:2,hardware:l40s}"
+UNEQUAL = "{count:2,name:one},{count:3,hardware:l40s,executor.tensor_parallel:2},{count:1,kv.num_blocks:500}"
+FACTS = TrafficFacts(shares=True, misses=True, preempts=False, best_eviction=None, salts=0, pins=False)
+
+
+@pytest.mark.parametrize("groups", [SPLIT, UNEQUAL])
+@pytest.mark.parametrize("more", [0, 1, 16])
+def test_what_is_simulated_is_what_the_command_runs(groups: str, more: int) -> None:
+    typed = ["executor=simulated", "hardware=h100_sxm", f"fleet.groups=[{groups}]", "fleet.router=precise"]
+    config, words, _ = compose_today(AdviseSettings(), typed)
+    most = devices_of(config) + more
+    changes = possible_changes(config, FACTS, most)
+    assert {change.kind for change in changes} == {"replicas of groups", "router", "neighbours", "shared store"}
+    for change in changes:
+        there = changed(config, change.settings)
+        assert there == compose_run(*words, *change.text.split())
+        assert devices_of(there) <= most
+    assert max(devices_of(changed(config, change.settings)) for change in changes) == most
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("fleet.groups", {0, 1}), ("fleet.groups.1.count", {1})])
+def test_counts_that_are_kept_stay(keep: str, kept: set[int]) -> None:
+    config, _, _ = compose_today(AdviseSettings(), ["executor=simulated", "hardware=l4", f"fleet.groups=[{SPLIT}]"])
+    search: Any = object.__new__(Search)
+    search.facts, search.devices, search.kept = FACTS, 16, [keep]
+    changed_keys = {key for change in search._possible(config) for key in change.settings}
+    assert {number for number in (0, 1) if f"fleet.groups.{number}.count" not in changed_keys} == kept
+
+
+def test_settings_that_follow_from_the_groups_are_left_to_them() -> None:
+    """Or a change of a count would contradict them."""
+    typed = ["executor=simulated", "hardware=l4", f"fleet.groups=[{SPLIT}]", "fleet.replicas=5", "fleet.prefill=2"]
+    assert compose_today(AdviseSettings(), typed)[1] == typed[:3]
+
+
+def test_a_group_without_a_count_has_the_one_that_others_leave() -> None:
+    """In the order of the command line, where those that prefill may be behind."""
+    typed = ["executor=simulated", "hardware=l4", "fleet.groups=[{role:decode},{role:prefill}]", "fleet.replicas=5"]
+    config, words, _ = compose_today(AdviseSettings(), typed)
+    assert words == [*typed[:3], "fleet.groups.1.count=1", "fleet.groups.0.count=4"]
+    assert config.fleet.replicas == 5
+
+
+def test_groups_of_a_file_are_those_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "today.yaml"
+    file.write_text("fleet: {groups: [{count: 2, name: it's a, kv: {windows: true}}, {count: 1, kv.dtype: int8}]}")
+    config = compose_run("executor=simulated", "hardware=l4", *current_words(str(file)))
+    assert config.fleet.names == ["it's a", "it's a", "dtype=int8"]
