@@ -10,8 +10,9 @@ from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
 from kvlab.errors import AuditError
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 
 #: The simulated device of experiments on scheduling and on the cache. The cost of the host is an assumption. With

@@ -22,9 +22,10 @@ from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.machine import describe
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.report.report import build_report
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import RunRecord
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.settings import flatten
 

@@ -23,7 +23,8 @@ from experiments.runs import configure
 from kvlab.core import Request, RequestRecord
 from kvlab.engine.build import build_engine
 from kvlab.engine.core import EngineCore
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import plan_run
 from kvlab.simulation.timings import Deployment, StepTiming, Timing
 from kvlab.simulation.timings.base import Counts

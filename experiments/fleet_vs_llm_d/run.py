@@ -23,7 +23,8 @@ from experiments.runs import configure
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.fleet import Fleet
 from kvlab.hashed_prompt import HashedPrompt
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.serve import make_engine

@@ -21,9 +21,10 @@ from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine
 from kvlab.kv.journal import BlockJournal
 from kvlab.lab.figures.pool_map import tenant_map_figure
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import make_run
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import plan_run
 
 DEVICE = (*SIMULATED_L4, "workload=burst16", "kv.num_blocks=2048")  # 32,768 tokens

@@ -16,8 +16,9 @@ from pathlib import Path
 from experiments.runs import configure
 from kvlab.config import RunConfig
 from kvlab.engine.build import build_engine
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import plan_run
 
 TEXTS = (Path(__file__).parent.parent / "precision" / "text.txt").read_text(encoding="utf-8").split("\n---\n")

@@ -12,7 +12,8 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, behind_front_end
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from tests.simulation.test_executor import config, traffic
 from tests.support.engines import make_engine
 from tests.support.executors import RecordingExecutor

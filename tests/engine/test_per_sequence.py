@@ -13,7 +13,8 @@ from kvlab.engine.per_sequence import PerSequenceExecutor
 from kvlab.engine.step import StepInput, StepResult
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.view import CacheView
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from tests.support.engines import drain, make_engine, request
 from tests.support.executors import RecordingExecutor
 from tests.support.plans import composed

@@ -10,7 +10,8 @@ from kvlab.fleet.routers import ROUTERS
 from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.prompt_tokens import Reason
 from tests.support.plans import composed

@@ -32,7 +32,8 @@ from kvlab.fleet.store import SharedStore
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.groups import LayerGroup, layers_per_block
 from kvlab.kv.tiers.tier import Tier
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.paths import CONF
 from tests.simulation.test_executor import config
 from tests.support.model import prompt_for

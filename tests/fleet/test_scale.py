@@ -10,7 +10,7 @@ from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.scale import Scaled
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.support.model import prompt_for
 

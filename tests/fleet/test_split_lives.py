@@ -11,7 +11,7 @@ from kvlab.config import SchedulerConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.fleet import Fleet
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 from tests.fleet.test_fleet import POOL, fleet_of, serve
 from tests.support.model import prompt_for
 

@@ -9,7 +9,7 @@ import pytest
 from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.fleet import Fleet
-from kvlab.lab.run.drive import RunLog
+from kvlab.lab.results.log import RunLog
 from tests.fleet.test_fleet import POOL, WINDOWED, fleet_of, serve, traffic
 from tests.support.model import prompt_for
 

@@ -20,11 +20,12 @@ from kvlab.lab.report.pages import write_report
 from kvlab.lab.report.report import build_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import RunRecord, read_run
 from kvlab.lab.run import progress
 from kvlab.lab.run import serve as execution
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.terminal import Terminal
 from tests.support.runs import run_small

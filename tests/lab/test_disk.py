@@ -24,9 +24,10 @@ from kvlab.errors import ConfigError, OutputError
 from kvlab.lab import figures
 from kvlab.lab.files import attempt, check_directory, replacing, sentences, write_text
 from kvlab.lab.machine import CpuWatch
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.run import execute as execution
 from kvlab.lab.run import serve as serving
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.execute import RunContext, RunResult, execute
 from kvlab.lab.run.reporter import Reporter
 from kvlab.lab.settings import Composition

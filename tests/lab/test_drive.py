@@ -9,7 +9,8 @@ import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from tests.support.engines import assert_empty, make_engine
 from tests.support.executors import RecordingExecutor
 from tests.support.model import expected_tokens, prompt_for

@@ -21,7 +21,8 @@ from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
 from kvlab.lab.explain.text import show_terms
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.prompt_tokens import PromptObserver, Reason
 from kvlab.lab.terminal import Terminal

@@ -11,9 +11,9 @@ from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.kv.sizing import PoolSize
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.requests import latencies_ms
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.progress import RemainingTime
 
 POOL = PoolSize(num_blocks=10, block_size=4, bytes_per_token=8)

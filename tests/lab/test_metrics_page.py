@@ -10,8 +10,8 @@ import pytest
 
 from kvlab.lab import machine_rates
 from kvlab.lab.results.catalogue import CATALOGUE, SERIES, direction, metric
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.roofline import MachineRates
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.recording import _series
 from tests.support.endpoint import endpoint
 from tests.support.runs import run_small

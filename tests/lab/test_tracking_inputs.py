@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.provenance import provenance, uncommitted
-from kvlab.lab.run.drive import RunLog
 from kvlab.lab.run.recording import Recording, RunContext
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus

@@ -17,9 +17,10 @@ from kvlab.config import EngineChoiceConfig, RunConfig
 from kvlab.core import UNKNOWN_TOKEN, FinishReason, Request, RequestRecord, SamplingParams
 from kvlab.errors import ConfigError, KvlabError, PeerError
 from kvlab.lab.compare.work import check_outputs
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
 from kvlab.lab.results.records import read_run
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.peers import remote
 from kvlab.peers.endpoint import EndpointEngine

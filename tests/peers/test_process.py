@@ -20,8 +20,9 @@ from kvlab.config import EngineChoiceConfig, RunConfig
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.errors import ConfigError, PeerError
 from kvlab.kernels.openmp import BRIEF
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.models.families import decoder_config
 from kvlab.peers import process

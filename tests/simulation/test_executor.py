@@ -22,8 +22,9 @@ from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
 from kvlab.lab.capacity import plan_capacity
+from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.records import step_row
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.playback import Playback
 from kvlab.paths import CONF
 from kvlab.registry import registry

@@ -13,7 +13,8 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError, PlaybackError
 from kvlab.lab.results.artifacts import write_artifacts
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.lab.run.playback import Playback
 from kvlab.simulation.recording_files import read_recording
 from tests.simulation.test_executor import config, traffic

@@ -14,7 +14,8 @@ from kvlab.config.scheduler import PreemptionConfig
 from kvlab.core import Request, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.kv.journal import BlockJournal
-from kvlab.lab.run.drive import RunLog, drive
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
 from kvlab.registry import registry
 from tests.simulation.test_executor import POOLS, config, events
 

@@ -62,14 +62,15 @@ def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> li
     not to fit are left to the simulation to refuse. Of unequal groups only what they have in common is changed, and
     how many there are of each.
     """
-    found = [
-        *_layouts(config, devices),
-        *_steps(config.scheduler),
-        *_pool(config, facts),
-        *_order(config.scheduler, facts),
-    ]
-    if config.fleet.groups:
-        found = [_recount(parts_of(config), counts) for counts in _counts(parts_of(config), devices)]
+    if parts := parts_of(config):
+        found = [_recount(parts, counts) for counts in _counts(parts, devices)]
+    else:
+        found = [
+            *_layouts(config, devices),
+            *_steps(config.scheduler),
+            *_pool(config, facts),
+            *_order(config.scheduler, facts),
+        ]
     found += _fleet(config, facts)
     return list({change.text: change for change in found}.values())
 

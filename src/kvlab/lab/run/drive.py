@@ -15,7 +15,7 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
-from kvlab.lab.results.log import RunLog as RunLog
+from kvlab.lab.results.log import RunLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 
