@@ -25,6 +25,7 @@ from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.sparse import is_mixture
+from kvlab.run_files import TRACE
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
 
@@ -121,7 +122,7 @@ def _write_trace(plan: Plan, context: RunContext, log: RunLog, profiler: Profile
     title = context.name if plan.is_real else f"{context.name}, {plan.machine}"
     events = trace_events(title, log.steps, log.records, profiler.steps)
     with attempt(recording.unwritten):
-        write_trace(context.directory / "trace.json", events)
+        write_trace(context.directory / TRACE, events)
 
 
 def _ending(log: RunLog) -> tuple[RunStatus, str | None]:
