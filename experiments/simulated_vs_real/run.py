@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.runs import configure, measure
-from kvlab.lab.results.records import STEPS, SUMMARY
+from kvlab.run_files import CONFIG, STEPS, SUMMARY
 from kvlab.simulation.timings.fitted import FittedTiming
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ def keep(directory: Path, workload: str, number: int) -> dict[str, str | float]:
     if workload == FITTED:
         kept = HERE / FITTED / str(number)
         kept.mkdir(parents=True, exist_ok=True)
-        for name in (STEPS, "config.yaml"):
+        for name in (STEPS, CONFIG):
             shutil.copy(directory / name, kept / name)
         facts = {name: summary[name] for name in FACTS}
         (kept / SUMMARY).write_text(json.dumps(facts, indent=2) + "\n")

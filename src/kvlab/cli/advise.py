@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
 from kvlab.errors import CapacityError, ConfigError, OutputError
-from kvlab.lab.advise.settings import REFUSED, AdviseSettings
+from kvlab.lab.advice_line import REFUSED
+from kvlab.lab.advise.settings import AdviseSettings
 from kvlab.lab.settings import as_word, flatten, key_of
 
 if TYPE_CHECKING:

@@ -140,7 +140,7 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
     if settings.json:
         print(json.dumps(figures.get("", figures), indent=2))
         return 0
-    from kvlab.lab.advise.settings import advice_line, drawn_requests
+    from kvlab.lab.advice_line import advice_line, drawn_requests
     from kvlab.lab.capacity_text import show_plan
     from kvlab.lab.terminal import Terminal
 

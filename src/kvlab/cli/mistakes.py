@@ -55,11 +55,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     keys = {str(getattr(raised, "full_key", "") or "") for raised in chain} - {""}
     written = getattr(error, "override", None)  # of one that cannot be parsed
     if choice := re.search(r"Could not find '(.+)' Available options in '(.+)': (.+)", reason):
-        group, known = choice[2], choice[3].split()
-        name = choice[1].removeprefix(f"{group}/")
-        near = get_close_matches(name.lower(), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")
+        return _unknown_choice(choice[2], choice[1].removeprefix(f"{choice[2]}/"), choice[3].split())
     name, value = _guilty([written] if written is not None else overrides, keys, f"{error} {reason}")
     if not reason or "OverrideParse" in type(error).__name__:
         reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
@@ -71,6 +67,13 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))
+
+
+def _unknown_choice(group: str, name: str, known: list[str]) -> ConfigError:
+    """A group's option that there is none of, with the nearest that there is."""
+    near = get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")
 
 
 def _resolving(error: BaseException) -> BaseException | None:

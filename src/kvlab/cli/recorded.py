@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kvlab.errors import ConfigError
+from kvlab.run_files import CONFIG, STEPS, SUMMARY
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 def find_run(name: str, root: Path = Path()) -> Path:
     """The output directory that `name` is, or that of the run with this id. Raises ConfigError."""
-    if (Path(name) / "summary.json").is_file():
+    if (Path(name) / SUMMARY).is_file():
         return Path(name)
-    for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob("summary.json")):
+    for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob(SUMMARY)):
         if json.loads(file.read_text(encoding="utf-8")).get("run_id") == name:
             return file.parent
-    text = "is no output directory with a summary.json, nor the id of a run in outputs/ or multirun/"
+    text = f"is no output directory with a {SUMMARY}, nor the id of a run in outputs/ or multirun/"
     raise ConfigError("run", name, text)
 
 
@@ -31,8 +32,8 @@ def find_runs(names: list[str]) -> list[Path]:
     """The directories of the runs that are named; a sweep is all of its runs. Raises ConfigError."""
     directories: list[Path] = []
     for name in names:
-        points = [file.parent for file in sorted(Path(name).glob("*/summary.json"))]
-        directories += points if points and not (Path(name) / "summary.json").is_file() else [find_run(name)]
+        points = [file.parent for file in sorted(Path(name).glob(f"*/{SUMMARY}"))]
+        directories += points if points and not (Path(name) / SUMMARY).is_file() else [find_run(name)]
     return list(dict.fromkeys(directories))
 
 
@@ -43,7 +44,7 @@ def recorded_config(directory: Path) -> RunConfig:
     from kvlab.cli.compose import run_config
     from kvlab.config import RunConfig
 
-    recorded = cast(DictConfig, OmegaConf.load(directory / "config.yaml"))
+    recorded = cast(DictConfig, OmegaConf.load(directory / CONFIG))
     names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
     recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
     return run_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)))
@@ -52,7 +53,7 @@ def recorded_config(directory: Path) -> RunConfig:
 def read_real_run(directory: Path) -> RealRun:
     """A run with what its steps consist of. Raises ConfigError or RecordError for one that cannot be fitted to."""
     from kvlab.lab.calibrate import RealRun
-    from kvlab.lab.results.records import STEPS, read_run
+    from kvlab.lab.results.records import read_run
     from kvlab.models.families import decoder_config
     from kvlab.simulation.calibration import Subject
 

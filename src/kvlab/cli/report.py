@@ -68,7 +68,7 @@ def _advice(run: RunRecord) -> str | None:
     if not run.simulated or not {"model", "workload", "hardware"} <= run.choices.keys():
         return None
     from kvlab.cli.compose import compose_run
-    from kvlab.lab.advise.settings import advice_line
+    from kvlab.lab.advice_line import advice_line
     from kvlab.lab.settings import as_word, flatten, measured
 
     drawn = cast("int", run.config.get("workload.num_requests"))

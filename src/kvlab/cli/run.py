@@ -27,6 +27,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
+from kvlab.run_files import SUMMARY
 from kvlab.secrets import redacted_output
 
 _said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
@@ -61,7 +62,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
 
             dry_run(config, directory, Terminal())
             return None
-        if point is None and (directory / "summary.json").exists():
+        if point is None and (directory / SUMMARY).exists():
             raise ConfigError(
                 "hydra.run.dir", directory, "holds a run; name another directory, or move that one away"
             )

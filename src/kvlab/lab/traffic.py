@@ -175,13 +175,19 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     names = tuple(name for name in UNKNOWN if name in kind.unknown or lacks[name])
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     write_trace(path, replace(header, unknown=names), counted)
-    said = [UNKNOWN[name] for name in names]
+    said = _limits(names, counts, importer.unread)
+    return Imported(path, kind.what, counts.text, said, _command(path, names))
+
+
+def _limits(unknown: Collection[str], counts: _Counts, unread: Collection[str]) -> tuple[str, ...]:
+    """What a user should know that the trace does not have, a sentence each."""
+    said = [UNKNOWN[name] for name in unknown]
     if counts.nothing:
         said.append(counts.left_out)
-    if importer.unread:
-        unread = ", ".join(map(shown, importer.unread))
-        said.append(f"not read: {unread}; columns.arrival=NAME and others say what a column has")
-    return Imported(path, kind.what, counts.text, tuple(said), _command(path, names))
+    if unread:
+        names = ", ".join(map(shown, unread))
+        said.append(f"not read: {names}; columns.arrival=NAME and others say what a column has")
+    return tuple(said)
 
 
 def _target(file: str, settings: ImportSettings) -> Path:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.errors import ConfigError, RecordError
+from kvlab.run_files import REQUESTS, STEPS, SUMMARY
 from kvlab.simulation.recording import Outputs, Recording
 
 KEY = "executor.recording"
-_STEPS, _REQUESTS = "steps.parquet", "requests.parquet"
 _FRONT_END = ("framework.request_us", "framework.prompt_token_us", "framework.output_token_us")
 
 
@@ -21,19 +21,19 @@ def read_recording(path: str) -> Recording:
     """The run in the directory `path`. Raises ConfigError or RecordError."""
     directory = Path(path)
     try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
         status, settings = summary["status"], summary.get("config", {})
     except OSError as error:
-        raise ConfigError(KEY, path, "is no directory of a recorded run, it has no summary.json") from error
+        raise ConfigError(KEY, path, f"is no directory of a recorded run, it has no {SUMMARY}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{directory / 'summary.json'}: cannot be read as a run's summary: {error}") from error
+        raise RecordError(f"{directory / SUMMARY}: cannot be read as a run's summary: {error}") from error
     if status != "finished":
         raise ConfigError(KEY, path, f"its status is {status}; only a run that finished can be played back")
     for name in _FRONT_END:
         if settings.get(name):
             text = f"has the times of clients behind a front end, not the engine's; record it with {name}=0"
             raise ConfigError(KEY, path, text)
-    steps, requests = _rows(directory / _STEPS), _rows(directory / _REQUESTS)
+    steps, requests = _rows(directory / STEPS), _rows(directory / REQUESTS)
     try:
         outputs = {
             (row["request_id"], row["sample"]): Outputs(row["output_token_ids"] or (), row["token_times_s"] or ())

@@ -10,7 +10,7 @@ import numpy as np
 from kvlab.config import WorkloadConfig
 from kvlab.core import Request
 from kvlab.errors import WorkloadError
-from kvlab.lab.advise.settings import FEWEST
+from kvlab.lab.advice_line import FEWEST
 from kvlab.lab.results.tables import count
 
 _BUSY = 90  # percentile of the load of windows, at which one is taken where not all can be simulated

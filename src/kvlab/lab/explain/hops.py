@@ -52,8 +52,8 @@ def _last_attempt(hops: Sequence[Routed]) -> Sequence[Routed]:
 def _decoded_first(
     life: Life, record: RequestRecord, decode: Routed, prefills: Sequence[Routed], observers: Sequence[LifeObserver]
 ) -> Life | None:
-    """The same of one for which blocks were reserved where it decodes: while it waits for K and V, what becomes of
-    its prompt elsewhere.
+    """The life of a request whose blocks were reserved at once where it decodes: while it waits there for K and V,
+    what becomes of its prompt elsewhere.
     """
     own = observers[decode.choice.replica].ended(record.key, record.finished_s)
     if own is None:

@@ -94,12 +94,8 @@ class LifeObserver:
             first = firsts.get(sequence, sequence)
             if first in chunks:
                 self._prompt(life, first, chunks[first], tokens, decode_s, end_s)
-            elif sequence.status is SequenceStatus.LOADING:
-                life.add(self._loading, end_s)
-            elif sequence.status is SequenceStatus.RUNNING:
-                life.add(Cause.TOKENS, end_s)
             else:
-                life.add(Cause.RETURN if sequence.preemptions else self._wait, end_s)
+                life.add(self._cause_of_waiting(sequence), end_s)
             life.at = sequence.status
             if sequence.finish_reason is not None:
                 del self._open[sequence]
@@ -111,6 +107,14 @@ class LifeObserver:
             held = self._held(end_s - start_s) if waiting else {}
             for sequence in waiting:
                 self.lives[sequence.key].holders.update(held)
+
+    def _cause_of_waiting(self, sequence: Sequence) -> Cause:
+        """Why a step computed nothing of a prompt."""
+        if sequence.status is SequenceStatus.LOADING:
+            return self._loading
+        if sequence.status is SequenceStatus.RUNNING:
+            return Cause.TOKENS
+        return Cause.RETURN if sequence.preemptions else self._wait
 
     def ended(self, key: SampleKey, end_s: float) -> Life | None:
         """The whole life of a sample that has ended: what is behind the engine's part is the front end's."""

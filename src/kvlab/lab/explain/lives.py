@@ -82,7 +82,7 @@ class Timeline:
                 yield Interval(start, end, interval.cause)
 
     def seconds(self, first: int, start_s: float, end_s: float) -> dict[Cause, float]:
-        """The same by cause."""
+        """Seconds by cause within a time, which begins in the interval number `first`."""
         if self._columns is None:
             starts, ends, causes = zip(*self._intervals, strict=True)
             self._columns = np.array(starts), np.array(ends), np.array([_CAUSES.index(cause) for cause in causes])

@@ -184,7 +184,7 @@ def _followed(
     lives: Sequence[LifeObserver],
     prompts: Sequence[PromptObserver],
 ) -> Explanation:
-    """The same of a fleet, whose requests are followed from replica to replica."""
+    """Explain a run of a fleet, whose requests are followed from replica to replica."""
     hops, pulls = hops_of(fleet.routed), dict[str, list[Transfer]]()
     for pull in (pull for neighbour in fleet.neighbours for pull in neighbour.pulls):
         pulls.setdefault(pull.request_id, []).append(pull)

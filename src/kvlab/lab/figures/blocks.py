@@ -56,8 +56,8 @@ def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | 
 
 
 def _joined(events: BlockEvents) -> BlockEvents:
-    """The same events, of which those that the allocator writes in pairs, first for some blocks, then for the same
-    blocks again, are one: FREED then CACHED, and DROPPED then ALLOCATED. Most events are of such pairs.
+    """Block events with each pair made one. The allocator writes FREED then CACHED, and DROPPED then ALLOCATED: the
+    first for some blocks, then the second for the same blocks. Most events are of such pairs.
     """
     event = events.event.copy()
     begins = np.flatnonzero(np.append(True, event[1:] != event[:-1])[: len(event)])

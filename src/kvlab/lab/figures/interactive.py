@@ -1,4 +1,4 @@
-"""The same figures with Plotly, which name what the pointer is on."""
+"""Figures of a run with Plotly, which name what the pointer is on."""
 
 from __future__ import annotations
 

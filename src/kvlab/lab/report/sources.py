@@ -12,9 +12,10 @@ from pathlib import Path
 from kvlab.errors import KvlabError, RecordError, TrackingError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.results.records import SUMMARY, RunRecord, read_run, read_summary, read_sweep
+from kvlab.lab.results.records import RunRecord, read_run, read_summary, read_sweep
 from kvlab.lab.tracking import Store, open_store
 from kvlab.lab.tracking.search import TrackedRun, fetch_files, find_runs
+from kvlab.run_files import SUMMARY
 
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _FOLDERS = ("outputs", "multirun")
@@ -123,7 +124,7 @@ def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
     directory.mkdir(parents=True, exist_ok=True)
     fetch = partial(fetch_files, store, run.run_id, directory)
     try:
-        store.call("download_artifacts", run.run_id, "summary.json", str(directory), bulk=True)
+        store.call("download_artifacts", run.run_id, SUMMARY, str(directory), bulk=True)
         record = read_run(directory)
         if not record.config:
             fetch()

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvlab import run_files
 from kvlab.errors import OutputError
 from kvlab.kv.journal import BlockEvents
 from kvlab.lab.files import attempt, replacing, write_text
@@ -28,25 +29,25 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     names, pulls = ([], None) if fleet is None else (fleet.names, fleet.pulls)
     pulled = None if pulls is None else pulled_tokens(pulls)
     tables: dict[str, Callable[[], pa.Table]] = {}
-    tables[records.REQUESTS] = partial(records.request_table, log.records, report, names, pulled)
+    tables[run_files.REQUESTS] = partial(records.request_table, log.records, report, names, pulled)
     if report is None:
-        tables[records.STEPS] = partial(records.step_table, log.steps)
+        tables[run_files.STEPS] = partial(records.step_table, log.steps)
     elif report.series.columns:
-        tables[records.SERIES] = partial(records.series_table, report.series)
+        tables[run_files.SERIES] = partial(records.series_table, report.series)
     if fleet is not None:
         if fleet.routed:
-            tables[records.ROUTES] = partial(routes_table, fleet.routed)
+            tables[run_files.ROUTES] = partial(routes_table, fleet.routed)
         if fleet.holdings is not None and fleet.holdings.history:
-            tables[records.PREFIXES] = partial(prefixes_table, fleet.holdings)
+            tables[run_files.PREFIXES] = partial(prefixes_table, fleet.holdings)
         if fleet.scaled:
-            tables[records.SCALED] = lambda: pa.Table.from_pylist([event._asdict() for event in fleet.scaled])
+            tables[run_files.SCALED] = lambda: pa.Table.from_pylist([event._asdict() for event in fleet.scaled])
     if log.blocks is not None:
-        tables[records.BLOCKS] = partial(blocks_table, log.blocks)
+        tables[run_files.BLOCKS] = partial(blocks_table, log.blocks)
     errors: list[OutputError] = []
     with attempt(errors):
         write_summary(directory, summary)
     with attempt(errors):
-        write_text(directory / "config.yaml", config_yaml)
+        write_text(directory / run_files.CONFIG, config_yaml)
     for name, make in tables.items():
         with attempt(errors), replacing(directory / name) as own:
             pq.write_table(make(), own)
@@ -56,7 +57,7 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     """Write summary.json alone. Raises OutputError."""
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
-    write_text(directory / records.SUMMARY, text + "\n")
+    write_text(directory / run_files.SUMMARY, text + "\n")
 
 
 def blocks_table(events: BlockEvents) -> pa.Table:

@@ -34,15 +34,11 @@ from kvlab.errors import RecordError
 from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.settings import flatten
+from kvlab.run_files import BLOCKS, CONFIG, PREFIXES, REQUESTS, SERIES, STEPS, SUMMARY
 from kvlab.secrets import redact
 
 _REPLICAS = re.compile(r", \d+ replicas behind \w+$")
 SIMULATED = "simulated "  # how the machine of a simulated run begins in its summary
-SUMMARY, REQUESTS, STEPS, BLOCKS = "summary.json", "requests.parquet", "steps.parquet", "blocks.parquet"
-ROUTES = "routes.parquet"  # of a fleet: what its router chose
-SCALED = "scaling.parquet"  # of a fleet: which replicas started, drained and stopped, and when
-PREFIXES = "prefixes.parquet"  # of a fleet: which replicas had the hottest prefixes, and when
-SERIES = "series.parquet"  # of an engine without steps that says something of itself
 BLOCK_EVENTS = [event.name.lower() for event in BlockEvent]  # in blocks.parquet
 
 _STEP = {column.name: column.type for column in fields(StepRecord) if column.name not in ("pool", "counters")}
@@ -297,7 +293,7 @@ def read_run(directory: Path) -> RunRecord:
         raise RecordError(f"{directory}: no run's output directory, it has no {SUMMARY}")
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-        config, settings = summary.get("config"), directory / "config.yaml"
+        config, settings = summary.get("config"), directory / CONFIG
         if config is None:  # an older version's, or refused before it wrote one
             config = flatten(yaml.safe_load(settings.read_text("utf-8")) or {}) if settings.is_file() else {}
         return _record(directory, {**summary, "config": config})

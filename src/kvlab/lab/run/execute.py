@@ -14,7 +14,7 @@ from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
-from kvlab.lab.run.peer_plan import PeerPlan, plan_peer
+from kvlab.lab.run.peer_plan import Plan, plan_peer
 from kvlab.lab.run.plan import RunPlan, plan_run
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.recording import Recording
@@ -25,6 +25,7 @@ from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.sparse import is_mixture
+from kvlab.run_files import TRACE
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
 
@@ -77,8 +78,8 @@ def _execute(
         if profiler.enabled or config.figures:
             _write_trace(plan, context, log, profiler, recording)
         status, problem = _ending(log)
-        if status is RunStatus.FINISHED and isinstance(plan, RunPlan):
-            metrics |= _quality(plan, reporter)
+        if status is RunStatus.FINISHED and plan.own is not None:
+            metrics |= _quality(plan.own, reporter)
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
@@ -88,21 +89,21 @@ def _execute(
     recording.finish(log, metrics, status, problem, sure)
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
-    reporter.result(result, recording.tracker, known_only=isinstance(plan, PeerPlan), brief=not config.verbose)
+    reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
     return result
 
 
-def _crowded(plan: RunPlan | PeerPlan, watch: CpuWatch) -> str | None:
+def _crowded(plan: Plan, watch: CpuWatch) -> str | None:
     """Why this machine's processors are too busy for a measurement; None: they are not, or it needs none."""
-    threads = plan.cpu_threads if isinstance(plan, RunPlan) else 0
-    return oversubscription(threads, watch.busy_cores()) if threads else None
+    return oversubscription(plan.cpu_threads, watch.busy_cores()) if plan.cpu_threads else None
 
 
-def _predicted(plan: RunPlan | PeerPlan, log: RunLog) -> Predicted | None:
+def _predicted(plan: Plan, log: RunLog) -> Predicted | None:
     """How sure the latencies are that measured operations predict; None: of another run."""
-    if not isinstance(plan, RunPlan) or plan.groups or not isinstance(plan.timing, SiliconTiming):
+    own = plan.own
+    if own is None or own.groups or not isinstance(own.timing, SiliconTiming):
         return None
-    return predicted(plan.config, log, len(plan.replicas), is_sparse=is_mixture(plan.model))
+    return predicted(own.config, log, len(own.replicas), is_sparse=is_mixture(own.model))
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:
@@ -117,14 +118,11 @@ def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:
     return metrics
 
 
-def _write_trace(
-    plan: RunPlan | PeerPlan, context: RunContext, log: RunLog, profiler: Profiler, recording: Recording
-) -> None:
-    is_real = isinstance(plan, PeerPlan) or plan.is_real
-    title = context.name if is_real else f"{context.name}, {plan.machine}"
+def _write_trace(plan: Plan, context: RunContext, log: RunLog, profiler: Profiler, recording: Recording) -> None:
+    title = context.name if plan.is_real else f"{context.name}, {plan.machine}"
     events = trace_events(title, log.steps, log.records, profiler.steps)
     with attempt(recording.unwritten):
-        write_trace(context.directory / "trace.json", events)
+        write_trace(context.directory / TRACE, events)
 
 
 def _ending(log: RunLog) -> tuple[RunStatus, str | None]:

@@ -6,19 +6,18 @@ from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
 from kvlab.lab.results.roofline import roofline, run_costs
-from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.run.plan import RunPlan, planned_metrics
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.prompt_tokens import Reason
 from kvlab.lab.run.serve import Served
 
 
-def measure(plan: RunPlan | PeerPlan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
+def measure(plan: Plan, served: Served, profiler: Profiler, *, may_measure: bool) -> dict[str, float]:
     """The metrics of a run, by the names of docs/metrics.md. `may_measure`: the rates of this machine too, where
     they are not known.
     """
-    log, slo = served.log, plan.config.slo
-    own = plan if isinstance(plan, RunPlan) else None
+    log, slo, own = served.log, plan.config.slo, plan.own
     metrics = run_metrics(log, own.pool if own else None, leaked_blocks=served.leaked_blocks, slo=slo)
     if own is not None:
         if log.fleet is not None:

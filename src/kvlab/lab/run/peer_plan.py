@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.core import Request
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import ConfigError
 from kvlab.lab.machine import describe
+from kvlab.lab.run.plan import PlannedGroup, RunPlan
 from kvlab.lab.run.requests import check_lengths, requests_of
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -29,7 +31,12 @@ class PeerPlan:
     model: DecoderConfig
     requests: list[Request]
     longest: int  # tokens of the longest sequence that one of them can grow to
-    tokenizer: Tokenizer | None = None  # never: what it answers has its text
+    # What is known of kvlab's own engines alone:
+    tokenizer: ClassVar[Tokenizer | None] = None  # what it answers has its text
+    own: ClassVar[RunPlan | None] = None
+    parts: ClassVar[tuple[PlannedGroup, ...]] = ()
+    is_real: ClassVar[bool] = True
+    cpu_threads: ClassVar[int] = 0
 
     @property
     def chosen(self) -> dict[str, str | int]:
@@ -46,6 +53,10 @@ class PeerPlan:
         """The engine, loaded and warm. Raises PeerError."""
         assignment = Assignment(self.config, self.model, self.requests, self.longest, directory, should_stop)
         return self.kind.start(assignment)
+
+
+#: A run's plan, whichever engine serves it. Its users ask what both answer, and mypy holds both to that.
+Plan = RunPlan | PeerPlan
 
 
 def plan_peer(config: RunConfig) -> PeerPlan | None:

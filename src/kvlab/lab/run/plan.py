@@ -35,6 +35,11 @@ class RunPlan(EnginePlan):
     groups: tuple[PlannedGroup, ...] = ()
 
     @property
+    def own(self) -> RunPlan:
+        """Itself: the plan of an engine that is kvlab's own."""
+        return self
+
+    @property
     def parts(self) -> tuple[PlannedGroup, ...]:
         """Its replicas by group: one group of all of them where they are equal."""
         return self.groups or (PlannedGroup("", self.config.fleet.replicas, self),)

@@ -28,8 +28,7 @@ from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run, step_table
 from kvlab.lab.results.roofline import run_costs
 from kvlab.lab.results.sureness import ACCURACY, Predicted
-from kvlab.lab.run.peer_plan import PeerPlan
-from kvlab.lab.run.plan import RunPlan
+from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
 from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run
@@ -71,7 +70,7 @@ class Recording:
     `unwritten` has the files that are missing.
     """
 
-    def __init__(self, config: RunConfig, context: RunContext, plan: RunPlan | PeerPlan | None = None) -> None:
+    def __init__(self, config: RunConfig, context: RunContext, plan: Plan | None = None) -> None:
         self._config, self._context, self._plan = config, context, plan
         self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
         self.error: str | None = None
@@ -189,14 +188,14 @@ class Recording:
                 "workload_digest": self._workload.digest,
                 "workload": self._workload.profile,
             }
-        if isinstance(plan, RunPlan):
+        if plan is not None and (own := plan.own) is not None:
             summary |= {
-                "weight_bytes": plan.weights.parameters,
-                "bytes_per_weight": run_costs(plan).bytes_per_weight,
-                "kv_bytes_per_token": plan.pool.bytes_per_token,
+                "weight_bytes": own.weights.parameters,
+                "bytes_per_weight": run_costs(own).bytes_per_weight,
+                "kv_bytes_per_token": own.pool.bytes_per_token,
             }
-            if plan.pool.groups:
-                summary["kv_groups"] = [[len(group.layers), group.window] for group in plan.pool.groups]
+            if own.pool.groups:
+                summary["kv_groups"] = [[len(group.layers), group.window] for group in own.pool.groups]
         return summary
 
     def _failed(self, problem: str) -> None:

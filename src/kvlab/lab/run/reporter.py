@@ -18,7 +18,7 @@ from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
-from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.recording import RunContext
@@ -62,7 +62,7 @@ class Reporter:
             self.console.print(text)
             self.context.said.add(text)
 
-    def announce(self, plan: RunPlan | PeerPlan) -> None:
+    def announce(self, plan: Plan) -> None:
         """What is about to run."""
         context, console, config = self.context, self.console, plan.config
         if context.in_sweep:
@@ -76,28 +76,26 @@ class Reporter:
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         for sentence in without_effect(config):
             self.note(sentence)
-        if isinstance(plan, PeerPlan):
+        if (own := plan.own) is None:
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
-        self._once(
-            "; ".join([_weights(plan), *([] if plan.groups else [_cache(plan)]), *_kernels(plan), _where(plan)])
-        )
-        for group in plan.parts:
-            name = f"{group.replicas} of {group.name}: " if plan.groups else ""
-            if plan.groups:
+        self._once("; ".join([_weights(own), *([] if own.groups else [_cache(own)]), *_kernels(own), _where(own)]))
+        for group in own.parts:
+            name = f"{group.replicas} of {group.name}: " if own.groups else ""
+            if own.groups:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if group.plan.timing is not None:
                 self._once(name + _as_simulated(group.plan, group.plan.timing))
 
-    def estimate(self, plan: RunPlan | PeerPlan) -> None:
+    def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
-        if isinstance(plan, PeerPlan) or not is_worth_estimating(plan):
+        if plan.own is None or not is_worth_estimating(plan.own):
             return
         from kvlab.lab.machine_rates import rates_here  # this late, since it imports torch
 
         rates = rates_here(plan.config.executor.products, plan.config.executor.all_threads)
-        self.console.print(estimate_sentence(plan, rates))
+        self.console.print(estimate_sentence(plan.own, rates))
 
     def engine(self, engine: ServingEngine) -> None:
         """Say what an engine that is not kvlab's is."""
@@ -105,11 +103,12 @@ class Reporter:
             facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
             self.console.print(f"engine: {facts}", soft_wrap=True)
 
-    def served(self, plan: RunPlan | PeerPlan, served: Served, sure: Predicted | None) -> None:
+    def served(self, plan: Plan, served: Served, sure: Predicted | None) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
-        if isinstance(plan, RunPlan) and log.fleet is not None and not self.context.in_sweep:
-            figures, first = replica_figures(log.records, log.steps, len(plan.replicas), log.fleet), 0
+        if log.fleet is not None and not self.context.in_sweep:
+            replicas, first = sum(group.replicas for group in plan.parts), 0
+            figures = replica_figures(log.records, log.steps, replicas, log.fleet)
             for name, count, _ in plan.parts:
                 if name:
                     self.console.print(f"\n{name}", soft_wrap=True)
@@ -199,26 +198,24 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
-def _remarks(plan: RunPlan | PeerPlan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
+def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
     """Of which kind each is, and what it says."""
     remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
-    if isinstance(plan, RunPlan):
-        remarks += _of_timing(plan, log)
-    remarks += [] if sure is None else [(PREDICTED, sure.sentence())]
+    remarks += _of_timing(plan, log) + ([] if sure is None else [(PREDICTED, sure.sentence())])
     load = None if log.interrupted else open_load(plan.config.workload, log.records)
     if load is not None and (sentence := load.sentence()):
         remarks.append((WARNING, sentence))
     return remarks
 
 
-def _of_timing(plan: RunPlan, log: RunLog) -> list[tuple[str, str]]:
+def _of_timing(plan: Plan, log: RunLog) -> list[tuple[str, str]]:
     """What to know of the times of each group's steps, and how sure they are where groups differ."""
     remarks, first = list[tuple[str, str]](), 0
     for name, count, own in plan.parts:
-        last, is_all = first + count, not plan.groups
+        last, is_all = first + count, not name
         steps = log.steps if is_all else [step for step in log.steps if first <= step.replica < last]
         found = [(WARNING, own.timing.remark(steps) if own.timing is not None else None)]
-        if plan.groups and isinstance(own.timing, SiliconTiming):
+        if name and isinstance(own.timing, SiliconTiming):
             served = replace(
                 log, records=[record for record in log.records if first <= record.replica < last], refused=[]
             )

@@ -25,7 +25,7 @@ from kvlab.kv.tiers.tier import Tier
 from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.run.drive import drive
 from kvlab.lab.run.fleet import make_fleet
-from kvlab.lab.run.peer_plan import PeerPlan
+from kvlab.lab.run.peer_plan import PeerPlan, Plan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.playback import Playback
 from kvlab.lab.run.profile import Profiler
@@ -49,9 +49,7 @@ class Served:
         return None if self.findings is None else sum(finding.rule == "leaked" for finding in self.findings)
 
 
-def start_engine(
-    plan: RunPlan | PeerPlan, directory: Path, profiler: Profiler, should_stop: Callable[[], bool]
-) -> ServingEngine:
+def start_engine(plan: Plan, directory: Path, profiler: Profiler, should_stop: Callable[[], bool]) -> ServingEngine:
     """The engine of a run, which may be another than kvlab's."""
     return plan.start(directory, should_stop) if isinstance(plan, PeerPlan) else make_engine(plan, profiler)
 
@@ -90,17 +88,13 @@ def _replica(
 
 
 def serve(
-    engine: ServingEngine,
-    plan: RunPlan | PeerPlan,
-    console: Terminal,
-    profiler: Profiler,
-    should_stop: Callable[[], bool],
+    engine: ServingEngine, plan: Plan, console: Terminal, profiler: Profiler, should_stop: Callable[[], bool]
 ) -> Served:
     """Serve the requests, and close the engine, whatever happens: its processes would outlive the run.
 
     Raises AuditError where `debug.audit` finds something, PlaybackError for a decision other than the recorded.
     """
-    playback = Playback.of(plan, engine.clock) if isinstance(plan, RunPlan) else None
+    playback = None if plan.own is None else Playback.of(plan.own, engine.clock)
     prompts, limit = _prompts(engine, plan), plan.config.workload.concurrency
     with ExitStack() as guard:
         if isinstance(engine, Reporting):
@@ -157,7 +151,7 @@ def finish_log(engine: ServingEngine, log: RunLog) -> None:
         log.fleet = FleetLog.of(engine, log.duration_s)
 
 
-def _prompts(engine: ServingEngine, plan: RunPlan | PeerPlan) -> PromptObserver | None:
+def _prompts(engine: ServingEngine, plan: Plan) -> PromptObserver | None:
     """What counts why tokens of prompts are computed, of kvlab's own engine, if the run is to be looked at."""
     core = engine.core if isinstance(engine, FrontEnd) else engine
     if not plan.config.figures or not isinstance(core, EngineCore):

@@ -17,6 +17,7 @@ from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.process import is_alive, this_process
 from kvlab.lab.tracking.search import TrackedRun, continue_run, fetch_files, find_runs, mark_interrupted
+from kvlab.run_files import SUMMARY
 
 _RECENT = 9  # runs that an estimate is made of
 
@@ -114,7 +115,7 @@ class History:
         summary |= {"metrics": dict(run.metrics), "choices": choices}
         try:
             fetch_files(self.store, run.run_id, directory)
-            if not (directory / "summary.json").exists():
+            if not (directory / SUMMARY).exists():
                 write_summary(directory, summary)
         except KvlabError as error:
             summary["unwritten"] = [str(error)]

@@ -16,6 +16,7 @@ from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import comparison_table, count, memory_sentence, points_table
 from kvlab.lab.run.progress import clock
 from kvlab.lab.terminal import Terminal
+from kvlab.run_files import SUMMARY
 
 _SIDE_BY_SIDE = 3  # more points than this get a row each instead of a column
 _POLL_S = 0.5
@@ -59,7 +60,7 @@ class SweepProgress:
     def report(self) -> None:
         """Print a line, if more jobs are done than at the last call."""
         jobs = self._plan.jobs
-        done = sum((self._directory / job.directory / "summary.json").exists() for job in jobs)
+        done = sum((self._directory / job.directory / SUMMARY).exists() for job in jobs)
         if done == self._reported:
             return
         self._reported = done

@@ -26,6 +26,7 @@ from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
+from kvlab.run_files import SUMMARY
 from kvlab.secrets import redact
 
 
@@ -135,7 +136,7 @@ def open_sweep(
         raise
     sweep = Sweep(plan, directory, tracking, tracker)
     for point, run in zip(points, done, strict=True):
-        if history and run and not (directory / point.directory / "summary.json").exists():
+        if history and run and not (directory / point.directory / SUMMARY).exists():
             fetched = history.fetch(run, directory / point.directory, point.name)
             sweep.returned[point.directory] = fetched
             warn(*fetched.get("unwritten", ()))
@@ -154,7 +155,7 @@ def record_failure(directory: Path, name: str, error: Exception) -> dict[str, An
     text = redact(str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}")
     print(f"{name}: {kind}: {text}", file=sys.stderr)
     summary: dict[str, Any] = {"name": name, "status": "failed", "error": text, "metrics": {}}
-    if not (directory / "summary.json").exists():
+    if not (directory / SUMMARY).exists():
         try:
             write_summary(directory, summary)
         except OutputError as problem:
@@ -175,7 +176,7 @@ def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence
     """Give every point a directory: jobs get the numbers after those in use, points done before the next ones,
     unless the directory has their results already.
     """
-    summaries = {file.parent.name: read_summary(file.parent) or {} for file in directory.glob("*/summary.json")}
+    summaries = {file.parent.name: read_summary(file.parent) or {} for file in directory.glob(f"*/{SUMMARY}")}
     there = {summary.get("run_id"): name for name, summary in summaries.items()}
     job = max((int(path.name) for path in directory.glob("*") if path.name.isdigit()), default=-1) + 1
     other = job + sum(run is None for run in done)
@@ -215,7 +216,7 @@ def _draw(directories: Sequence[Path], folder: Path, errors: list[OutputError]) 
     """Draw the finished runs in `directories` into `folder`. What cannot be drawn is a warning; what cannot be
     written is kept in `errors`.
     """
-    ended = [directory for directory in directories if (directory / "summary.json").is_file()]
+    ended = [directory for directory in directories if (directory / SUMMARY).is_file()]
     if len(ended) < 2:
         return
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, OutputError
-from kvlab.lab.advise.settings import advice_line, drawn_requests
+from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials

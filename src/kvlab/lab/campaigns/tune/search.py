@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
-from kvlab.lab.advise.settings import advice_line, drawn_requests
+from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.pictures import draw_search, trial_rows, write_page
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
