@@ -45,7 +45,7 @@ def request(name: str, output: int = 3) -> Request:
 def start(config: RunConfig, folder: Path, function: str = "counting", **settings: Any) -> ProcessEngine:
     should_stop = settings.pop("should_stop", lambda: False)
     model = decoder_config(config.model)
-    config = replace(config, engine=EngineChoiceConfig(kind="vllm", **settings))
+    config = replace(config, engine=EngineChoiceConfig(kind="vllm", python=sys.executable, **settings))
     program = Program("vllm", SCRIPT, function, "vllm", counts=True)
     return ProcessEngine(program, Assignment(config, model, [], 10, folder, should_stop))
 
