@@ -61,6 +61,7 @@ Feature: Engines that are not kvlab's
 
     @R19.4 @tracked
     Scenario: An engine that is not installed
+      Given a cache without engines
       When I run "engine=vllm" on a tiny model
       Then the command fails without a traceback
       And the message says "engine=vllm: ... has no vllm; give the interpreter of an environment that has it"
@@ -86,7 +87,13 @@ Feature: Engines that are not kvlab's
         | engine                  | options                       | metric             |
         | transformers_static     |                               | tokens/output      |
         | transformers_continuous | +engine.options.page_size=16  | capacity/kv_bytes  |
-        | vllm_eager              | +engine.options.block_size=16 | capacity/kv_bytes  |
+
+    @R19.4 @slow
+    Scenario: vLLM, whose attention has no heads of 8, serves a checkpoint
+      Given a tiny checkpoint with words and heads of 32 as a directory
+      When it is run with "engine=vllm_eager +engine.options.block_size=32"
+      Then it had the requests of a run in process, and its tokens
+      And no process of it is left
 
     @R31.11 @slow
     Scenario: llama.cpp serves a checkpoint that is written for it as GGUF

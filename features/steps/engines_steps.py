@@ -36,6 +36,11 @@ def in_process(lab: Runner, worded: list[Path]) -> Command:
     return lab.lab.here(*settings_of(worded[0]), directory=lab.folder())
 
 
+@given("a cache without engines")
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+
+
 @when("it is served by kvlab serve, and its address is given to a run")
 def run_kvlab_serve(
     lab: Runner, commands: list[Command], worded: list[Path], monkeypatch: pytest.MonkeyPatch

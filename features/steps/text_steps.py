@@ -52,6 +52,11 @@ def as_directory(written: Path, worded: list[Path]) -> None:
     worded.append(written / "directory")
 
 
+@given(parsers.parse("a tiny checkpoint with words and heads of {head_dim:d} as a directory"))
+def with_heads(worded: list[Path], tmp_path: Path, head_dim: int) -> None:
+    worded.append(write_checkpoint(tmp_path / "heads", head_dim=head_dim))
+
+
 @given("the same checkpoint as a GGUF file")
 @given("a tiny checkpoint with words as a GGUF file")
 def as_gguf(written: Path, worded: list[Path]) -> None:

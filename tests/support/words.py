@@ -61,10 +61,12 @@ def write_tokenizer(directory: Path, template: str | None = TEMPLATE, **settings
     (directory / "tokenizer_config.json").write_text(json.dumps(values))
 
 
-def make_model() -> Any:
-    """Llama in 50 thousand parameters, loud enough that each token depends on those before it."""
+def make_model(**shape: int) -> Any:
+    """Llama in 50 thousand parameters, or of another `shape`, loud enough that each token depends on those before
+    it.
+    """
     torch.manual_seed(0)
-    described = AutoConfig.for_model("llama", vocab_size=VOCAB, eos_token_id=END, **SHAPE)
+    described = AutoConfig.for_model("llama", vocab_size=VOCAB, eos_token_id=END, **SHAPE | shape)
     model = AutoModelForCausalLM.from_config(described).float().eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -72,9 +74,9 @@ def make_model() -> Any:
     return model
 
 
-def write_checkpoint(directory: Path, template: str | None = TEMPLATE) -> Path:
+def write_checkpoint(directory: Path, template: str | None = TEMPLATE, **shape: int) -> Path:
     """Weights, configuration, tokenizer and chat template."""
-    make_model().save_pretrained(directory)
+    make_model(**shape).save_pretrained(directory)
     write_tokenizer(directory, template)
     return directory
 
