@@ -14,7 +14,7 @@
 
 namespace {
 
-thread_local Buffer packed_blocks;
+thread_local Buffer packed_blocks, unpacked_panels;
 
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
 constexpr int PANELS = 8;                    // that share a block of rows while it is in the cache
@@ -55,29 +55,85 @@ template <class Element>
 struct VectorProduct : ProductOf<Element> {
     const float* x;  // packed: [blocks, pairs, ROWS * Arithmetic::PER_PAIR]
     int first_panel = 0;  // at `weights`
+    char* unpacked = nullptr;  // where weights in 12 bits are unpacked to: of each of PANELS panels
+    int room = 0;              // so many pairs, a piece's or all
 };
 
-// Add the products of pairs [begin, end): COUNT rows of a block, its part number `part`, by VECTORS panels. Each part prefetches its
-// share of what comes next.
+// VECTORS panels from `panel` on, `stride` bytes apart. They are read in pieces, one after another: the first panel's pairs
+// [begin, end) are at(begin, end).
+template <class Weight, int VECTORS>
+struct PanelsOf {
+    using Read = Weight;
+    static constexpr int UNIT = 1;  // pairs, of which a piece has a multiple
+
+    const char* weights;
+    int64_t stride;
+
+    template <class Element>
+    PanelsOf(const VectorProduct<Element>& product, int panel)
+        : weights(product.weights + (panel - product.first_panel) * int64_t(product.pairs) * Weight::BYTES),
+          stride(int64_t(product.pairs) * Weight::BYTES) {}
+
+    INLINE_MEMBER const char* at(int begin, int) { return weights + int64_t(begin) * Weight::BYTES; }
+};
+
+#if defined(KVLAB_COMPACT)
+// A piece is unpacked before it is read, to where it stays in the first cache.
+template <int VECTORS>
+struct PanelsOf<Compact, VECTORS> {
+    using Read = BFloat16;
+    static constexpr int UNIT = CompactWeight::STEP_INPUTS / 2;
+
+    CompactPanel panels[VECTORS];
+    char* to;
+    bool whole;
+    int64_t stride;
+
+    template <class Element>
+    PanelsOf(const VectorProduct<Element>& product, int panel)
+        : to(product.unpacked), whole(product.room == product.pairs), stride(int64_t(product.room) * Read::BYTES) {
+        const CompactWeight from{const_cast<char*>(product.weights), product.panels(), product.pairs / UNIT};
+        if (whole) to += panel % PANELS * stride;
+        for (int v = 0; v < VECTORS; ++v) {
+            panels[v] = CompactPanel(from, panel + v, 0);
+            __builtin_prefetch(from.table(panel + v + VECTORS));
+            __builtin_prefetch(from.exceptions(panel + v + VECTORS));
+        }
+    }
+
+    INLINE_MEMBER const char* at(int begin, int end) {
+        char* const first = to + (whole ? int64_t(begin) * Read::BYTES : 0);
+        for (int v = 0; v < VECTORS; ++v)
+            for (int pair = 0; pair < end - begin; pair += UNIT)
+                for (int part = 0; part < CompactPanel::PARTS; ++part)
+                    panels[v].unpack(part, first + v * stride + int64_t(pair) * Read::BYTES);
+        return first;
+    }
+};
+#endif
+
+// Add the products of pairs [begin, end), which are at `weights` and in panels `stride` bytes apart: COUNT rows of a block, its
+// part number `part`, by VECTORS panels. Each part prefetches its share of what is stored next.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
 INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int part, int panel, int begin, int end,
-                           Floats (&sums)[COUNT][VECTORS]) {
+                           const char* weights, int64_t stride, Floats (&sums)[COUNT][VECTORS]) {
+    using Read = typename PanelsOf<Weight, VECTORS>::Read;
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t panel_size = int64_t(product.pairs) * Weight::BYTES;
     const float* x = product.x + ((int64_t(block) * product.pairs + begin) * ROWS + part * COUNT) * PER_PAIR;
-    const char* weights = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
-    for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Weight::BYTES) {
+    const char* stored = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
+    for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Read::BYTES, stored += Weight::BYTES) {
         const int64_t ahead = bytes_ahead<VECTORS>(int64_t(pair) * Weight::BYTES, panel_size);
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v += PARTS)
             for (int line = 0; line < Weight::BYTES; line += 64)
-                __builtin_prefetch(weights + (v + part) * panel_size + line + ahead);
+                __builtin_prefetch(stored + (v + part) * panel_size + line + ahead);
 #pragma GCC unroll 2
         for (int input = PER_PAIR - 1; input >= 0; --input) {
-            decltype(Arithmetic::template weights<Weight>(weights, input)) right[VECTORS];
+            decltype(Arithmetic::template weights<Read>(weights, input)) right[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
-                right[v] = Arithmetic::template weights<Weight>(weights + v * panel_size, input);
+                right[v] = Arithmetic::template weights<Read>(weights + v * stride, input);
 #pragma GCC unroll 24
             for (int row = 0; row < COUNT; ++row)
 #pragma GCC unroll 4
@@ -91,8 +147,14 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
 __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
     alignas(64) float waiting[PARTS][COUNT][VECTORS][LANES];  // sums
-    const int pieces = PARTS == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
-    for (int piece = 0; piece < pieces; ++piece)
+    using Panels = PanelsOf<Weight, VECTORS>;
+    Panels panels(product, panel);
+    constexpr int UNIT = Panels::UNIT;
+    const int pieces = PARTS == 1 && UNIT == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
+    for (int piece = 0; piece < pieces; ++piece) {
+        const int64_t units = product.pairs / UNIT;
+        const int begin = int(units * piece / pieces) * UNIT, end = int(units * (piece + 1) / pieces) * UNIT;
+        const char* const weights = panels.at(begin, end);
 #pragma GCC unroll 1
         for (int part = 0; part < PARTS; ++part) {
             Floats sums[COUNT][VECTORS];
@@ -100,8 +162,8 @@ __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& prod
             for (int row = 0; row < COUNT; ++row)
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = piece ? load(waiting[part][row][v]) : Floats{};
-            const int begin = int(int64_t(product.pairs) * piece / pieces), end = int(int64_t(product.pairs) * (piece + 1) / pieces);
-            multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part, panel, begin, end, sums);
+            multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part, panel, begin, end, weights,
+                                                                      panels.stride, sums);
             if (piece + 1 < pieces) {
 #pragma GCC unroll 24
                 for (int row = 0; row < COUNT; ++row)
@@ -113,6 +175,7 @@ __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& prod
                 for (int row = 0, at = block * ROWS + part * COUNT; row < COUNT && at < product.rows; ++row, ++at)
                     store_outputs<Element>(product, at, panel + v, sums[row][v]);
         }
+    }
 }
 
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS = 1, class Element>
@@ -206,26 +269,6 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
     }
 }
 
-#if defined(KVLAB_COMPACT)
-thread_local Buffer unpacked_panels;
-
-// The same product, its panels [first, last) in bfloat16.
-VectorProduct<uint16_t> unpacked(VectorProduct<uint16_t> product, int first, int last) {
-    const int steps = product.pairs / TILE_SIDE;
-    const CompactWeight from{const_cast<char*>(product.weights), product.panels(), steps};
-    const int64_t step_bytes = TILE_SIDE * BFloat16::BYTES;
-    char* to = unpacked_panels.at_least((last - first) * steps * step_bytes);
-    product.weights = to;
-    product.first_panel = first;
-    for (int index = first; index < last; ++index) {
-        CompactPanel panel(from, index, 0);
-        for (int step = 0; step < steps; ++step, to += step_bytes)
-            for (int part = 0; part < CompactPanel::PARTS; ++part) panel.unpack(part, to);
-    }
-    return product;
-}
-#endif
-
 template <class Weight, class Arithmetic, class Element>
 void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_t x_stride, int inputs, int threads) {
     const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
@@ -249,16 +292,19 @@ void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_
 #pragma omp for schedule(dynamic, at_once)
         for (int group = 0; group < groups; ++group) {
             const int first = group * PANELS, last = std::min(first + PANELS, panels);
-            const auto multiply_all = [&](auto format, const VectorProduct<Element>& part) {
-                for (int block = 0; block < blocks; ++block)
-                    multiply<decltype(format), Arithmetic>(part, block, first, last);
-            };
+            VectorProduct<Element> part = product;
+            int block = 0;
 #if defined(KVLAB_COMPACT)
-            if constexpr (std::is_same_v<Weight, Compact>)
-                multiply_all(BFloat16{}, unpacked(product, first, last));
-            else
+            if constexpr (std::is_same_v<Weight, Compact>) {  // the first block unpacks for the others
+                part.room = blocks > 1 ? product.pairs : PIECE;
+                part.unpacked = unpacked_panels.at_least(int64_t(PANELS) * part.room * BFloat16::BYTES);
+                multiply<Compact, Arithmetic>(part, block++, first, last);
+                part.weights = part.unpacked;
+                part.first_panel = first;
+            }
 #endif
-                multiply_all(Weight{}, product);
+            using Read = typename PanelsOf<Weight, 1>::Read;
+            for (; block < blocks; ++block) multiply<Read, Arithmetic>(part, block, first, last);
         }
     }
 }
