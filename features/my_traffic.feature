@@ -28,6 +28,40 @@ Feature: Traffic of one's own
         | a log of vLLM                 | vllm.log    | 144    |
 
     @R27.1
+    Scenario Outline: Of <what> each request is counted once
+      Given a file "<file>" of <what>
+      When I import "<file>"
+      Then the command succeeds
+      And the message says "<requests>, in <time>"
+
+      Examples:
+        | what                             | file       | requests | time |
+        | streams and samples that vLLM logged at New Year | chats.log | 4 requests, 192 prompt tokens, 12 output tokens | 3 s |
+        | an agent's, its clients' and its server's spans  | agent.json | 2 requests, 144 prompt tokens, 12 output tokens | 2 s |
+
+    @R27.1
+    Scenario: A proxy's log of chats has its times and counts
+      Given a file "litellm.jsonl" of what LiteLLM logs of three chats
+      When I import "litellm.jsonl"
+      Then the trace's requests arrive at 0, 0.5, 2 s
+      And the message says "12 output tokens"
+      And the message says "the file counts 99 prompt tokens; tokenizer=WHERE, that of its model, would"
+
+    @R27.1
+    Scenario: Files of two days become two traces
+      Given a file "log.2026-11-25.csv" with "time,prompt_tokens,output_tokens" and 5,7,1; 6.5,8,2; 7,9,3
+      And a file "log.2026-11-26.csv" with "time,prompt_tokens,output_tokens" and 5,7,1; 6.5,8,2; 7,9,3
+      When I import "log.2026-11-25.csv"
+      And I import "log.2026-11-26.csv"
+      Then "log.2026-11-25.trace.jsonl" and "log.2026-11-26.trace.jsonl" have the same times and lengths
+
+    @R27.1
+    Scenario: The command that runs a trace is one that a shell takes
+      Given a file "my log, a=b.csv" with "time,prompt_tokens" and 5,7
+      When I import "my log, a=b.csv"
+      Then the message says "run it: kvlab run workload=recorded 'workload.path="my log, a=b.trace.jsonl"'"
+
+    @R27.1
     Scenario Outline: What was imported to <trace> is served as the file itself is
       Given a file "moon.jsonl" of Mooncake's trace
       When I import "moon.jsonl" with "to=<trace>"
@@ -90,6 +124,10 @@ Feature: Traffic of one's own
         | how words are written       | Time,Prompt Tokens,Completion-Tokens     | 5,7,1; 6.5,8,2; 7,9,3                                   |
         | the unit that a name says   | output_tokens,timestamp_ms,prompt_tokens | 1,1700000000000,7; 2,1700000001500,8; 3,1700000002000,9 |
         | what divides cells          | time;input_tokens;output_tokens          | 5;7;1; 6.5;8;2; 7;9;3                                   |
+        | capitals that begin words   | startTime,promptTokens,completionTokens  | 5,7,1; 6.5,8,2; 7,9,3                                   |
+        | a time that is said to be UTC | timestamp,input_tokens,output_tokens   | 2026-11-16 10:00:00 UTC,7,1; 2026-11-16 10:00:01.5 UTC,8,2; 2026-11-16 10:00:02 UTC,9,3 |
+        | what stands for nothing     | time,input_tokens,output_tokens,cached_tokens | 5,7,1,NULL; 6.5,8,2,\\N; 7,9,3,nan                 |
+        | where a text of lines ends  | time,prompt,input_tokens,output_tokens   | 5,"a; b, ""c"" d; ",7,1; 6.5,5" x,8,2; 7,,9,3           |
         | which of two is the time    | date,time,input_tokens,output_tokens     | 2026-11-16,5,7,1; 2026-11-16,6.5,8,2; 2026-11-16,7,9,3  |
 
     @R27.2
@@ -168,7 +206,7 @@ Feature: Traffic of one's own
         | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
         | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
         | A table without names      | 1,7                | 2,7              | columns.prompt_tokens=7 | own.csv, line 1: numbers alone; expected the names of the columns in the first line, as arrival, |
-        | A cell of several lines    | time,prompt_tokens | 1,"7             | sort=false | line 2: a cell in quotes does not end in this line |
+        | A cell without an end      | time,prompt_tokens | 1,"7; 2,8        | sort=false | line 2: a cell in quotes does not end; expected a line of a CSV file |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
@@ -193,6 +231,8 @@ Feature: Traffic of one's own
         | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
         | blocks without tokens         | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 0, "input_length": 7, "input_sequence_hashes": []}}} | d.jsonl, line 1: |
         | a line that is no JSON        | own.jsonl | {"time": 1, "prompt_tokens": 7}; oops | own.jsonl, line 2: Expecting value (character 1); expected a JSON object with a request |
+        | a first line with less than others | own.jsonl | {"time": 1, "prompt_tokens": 7}; {"time": 2, "prompt_tokens": 7, "completion_tokens": 3} | 1 of 2 requests have an output length, the first without is in line 1 |
+        | a chat's time in milliseconds | own.jsonl | {"timestamp": 1763300000000, "messages": [{"role": "user", "content": "a"}]} | line 1, column timestamp: 1763300000000 is no time in seconds; set unit=ms if it is |
         | a file that is packed otherwise | own.csv.bz2 | BZh9 | own.csv.bz2: is packed by bzip2; unpack it, or save it as CSV |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 

@@ -16,6 +16,7 @@ import pytest
 from pytest_bdd import given, parsers, then, when
 
 from features.steps.run_steps import Runner
+from features.steps.server_logs import agent_spans, otel_span, vllm_chats, vllm_lines
 from kvlab.cli import export, import_, replay
 from kvlab.workloads.trace_format import TracedRequest, read_header, read_trace
 from tests.support.commands import Command, call
@@ -51,37 +52,11 @@ def aiperf_row(row: tuple[float, int, int, list[int]], phase: str = "profiling")
     }
 
 
-def otel_span(row: tuple[float, int, int, list[int]]) -> dict[str, Any]:
-    at, prompt, output, _ = row
-    numbers = {"gen_ai.usage.prompt_tokens": prompt, "gen_ai.usage.completion_tokens": output}
-    attributes = [{"key": name, "value": {"intValue": str(value)}} for name, value in numbers.items()]
-    attributes.append({"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.0095}})
-    times = {"startTimeUnixNano": str(int(at * 1e9)), "endTimeUnixNano": str(int(at * 1e9) + 10**8)}
-    return {"name": "llm_request", **times, "attributes": attributes}
-
-
 def dynamo_row(row: tuple[float, int, int, list[int]]) -> dict[str, Any]:
     at, prompt, output, ids = row
     replay = {"trace_block_size": 16, "input_length": prompt, "input_sequence_hashes": ids[: prompt // 16]}
     request = {"request_received_ms": int(at * 1000), "output_tokens": output, "ttft_ms": 9.5, "replay": replay}
     return {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
-
-
-def vllm_lines(number: int, row: tuple[float, int, int, list[int]]) -> str:
-    """What vLLM 0.32 logs of a request, times in whole seconds."""
-    at, prompt, output, _ = row
-    name, when = f"cmpl-{number:032x}", f"11-16 18:15:{int(at):02}"
-    tokens, given = (str(list(range(count))) for count in (prompt, output))
-    return (
-        f"(APIServer pid=7) DEBUG {when} [request_logger.py:54] Request {name}-0 details: prompt: 'Hi: there, "
-        f"params: a', prompt_token_ids: {tokens}, prompt_embeds shape: None.\n"
-        f"(APIServer pid=7) INFO {when} [request_logger.py:64] Received request {name}-0: params: "
-        "SamplingParams(n=1, temperature=0.7, max_tokens=9, logprobs=None), lora_request: None.\n"
-        f"(APIServer pid=7) DEBUG {when} [request_logger.py:97] Generated response {name} (streaming complete) "
-        f"details: output_token_ids: {given}\n"
-        f"(APIServer pid=7) INFO {when} [request_logger.py:103] Generated response {name} (streaming complete): "
-        "output: 'x', finish_reason: stop\n"
-    )
 
 
 FILES = {
@@ -130,6 +105,12 @@ FILES = {
     ),
     "vllm.log": "INFO 11-16 18:15:00 [api_server.py:1] vLLM API server\n"
     + "".join(starmap(vllm_lines, enumerate(ROWS))),
+    "chats.log": "".join(f"{line}\n" for line in vllm_chats(ROWS)),
+    "agent.json": lines(agent_spans(), {"resourceMetrics": []}),
+    "litellm.jsonl": lines(
+        *({"startTime": at, "messages": [SYSTEM], "response": {"usage": usage}}
+          for usage in [{"prompt_tokens": 33, "completion_tokens": 4}] for at, *_ in ROWS)
+    ),
     "batch.jsonl": lines(
         *(
             {"custom_id": text, "body": {"messages": [SYSTEM, {"role": "user", "content": text}]}}

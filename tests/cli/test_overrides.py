@@ -42,3 +42,9 @@ def test_choices_of_the_working_directory_are_found(tmp_path: Path, monkeypatch:
         compose_run(["workload=evening"])
     monkeypatch.chdir(folder.parents[1])
     assert compose_run(["workload=evening"]).config.workload.num_requests == 7
+
+
+def test_flags_may_stand_between_overrides() -> None:
+    """Hydra's parser takes overrides on one side of a flag alone."""
+    words = ["model=qwen3_tiny", "--config-dir", "mine", "~slo", "-m", "kv.block_size=8,16"]
+    assert written_out(words) == ["--config-dir", "mine", "-m", "model=qwen3_tiny", "~slo", "kv.block_size=8,16"]

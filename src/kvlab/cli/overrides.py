@@ -66,10 +66,12 @@ _OF_COMMANDS = {  # settings of one command that are given to another
 
 
 def written_out(overrides: Sequence[str]) -> list[str]:
-    """The overrides as Hydra takes them: `workload.prompt_len=8000` is of exactly 8,000 tokens, and choices in
-    `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
+    """The overrides as Hydra takes them, behind its flags: `workload.prompt_len=8000` is of exactly 8,000 tokens,
+    and choices in `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
     texts = [_written_out(text) for text in overrides]
+    # A flag between overrides, as -m, makes Hydra's parser take those behind it for unknown arguments.
+    texts.sort(key=lambda text: text.startswith("~") or ("=" in text and not text.startswith("-")))
     try:
         folder = Path("conf").absolute()
     except OSError:  # the working directory was removed, which is said later

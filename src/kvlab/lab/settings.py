@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _NOT_MEASURED = frozenset(
 )
 _NOT_NAMED = {"hydra", "tracking", "tags", "server"}  # groups of which a name says nothing
 _MOST_NAMED = 4  # settings
+_PLAIN = re.compile(r"[\w./:@%+~*-]*")  # a value that means itself without quotes, in Hydra's grammar
 
 
 def setting(default: Any, text: str, value: str = "") -> Any:
@@ -42,8 +44,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def as_word(key: str, value: object) -> str:
-    """A setting as it is typed on a command line."""
-    return f"{key}={value if isinstance(value, str) else _as_text(value)}"
+    """A setting as it is typed on a command line, without the quotes that a shell needs."""
+    if not isinstance(value, str):
+        return f"{key}={_as_text(value)}"
+    escaped = value.replace('"', '\\"')
+    return f"{key}={value}" if _PLAIN.fullmatch(value) else f'{key}="{escaped}"'
 
 
 def _as_text(value: object) -> str:

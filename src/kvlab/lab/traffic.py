@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
+from kvlab.lab.settings import as_word, run_command
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import read_head
@@ -29,6 +30,7 @@ from kvlab.workloads.trace_format import (
 )
 
 _LEAST_SECRET = 16  # bytes
+_ENDINGS = frozenset((".gz", ".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".parquet", ".trace"))
 
 
 class ImportSettings(Protocol):
@@ -175,23 +177,30 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     names = tuple(name for name in UNKNOWN if name in kind.unknown or lacks[name])
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     write_trace(path, replace(header, unknown=names), counted)
-    said = _limits(names, counts, importer.unread)
+    said = _limits(names, counts, importer)
     return Imported(path, kind.what, counts.text, said, _command(path, names))
 
 
-def _limits(unknown: Collection[str], counts: _Counts, unread: Collection[str]) -> tuple[str, ...]:
+def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tuple[str, ...]:
     """What a user should know that the trace does not have, a sentence each."""
     said = [UNKNOWN[name] for name in unknown]
+    if "tokens" in unknown and importer.counted:
+        said.append(
+            f"the file counts {importer.counted:,} prompt tokens; tokenizer=WHERE, that of its model, would"
+        )
     if counts.nothing:
         said.append(counts.left_out)
-    if unread:
-        names = ", ".join(map(shown, unread))
+    if importer.unread:
+        names = ", ".join(map(shown, importer.unread))
         said.append(f"not read: {names}; columns.arrival=NAME and others say what a column has")
     return tuple(said)
 
 
 def _target(file: str, settings: ImportSettings) -> Path:
-    path = Path(settings.to or f"{Path(file).name.partition('.')[0]}.trace.jsonl")
+    name = Path(file)
+    while name.suffix.lower() in _ENDINGS:
+        name = name.with_suffix("")
+    path = Path(settings.to or f"{name.name}.trace.jsonl")
     if path.exists() and path.samefile(file):
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
     return path
@@ -212,8 +221,8 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
 
 
 def _command(path: Path, unknown: Collection[str]) -> str:
-    command = f"kvlab run workload=recorded workload.path={path}"
-    return command + (" workload.arrival=poisson workload.rate=1" if "times" in unknown else "")
+    arrivals = ("workload.arrival=poisson", "workload.rate=1") if "times" in unknown else ()
+    return run_command(["workload=recorded", as_word("workload.path", str(path)), *arrivals])
 
 
 class OwnRun(Importer):

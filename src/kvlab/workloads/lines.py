@@ -18,6 +18,7 @@ MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt 
 MAX_DOCUMENT_BYTES = 2 << 30  # of a file that is one JSON value
 _HEAD_BYTES = 64 << 10
 _GZIP = b"\x1f\x8b"  # how its files begin
+csv.field_size_limit(MAX_LINE_BYTES)  # of all, since Python has no other; its own is 128 KiB
 _PACKED = {
     b"PK\x03\x04": "a ZIP archive, or a workbook",
     b"\xfd7zXZ": "packed by xz",

@@ -84,8 +84,10 @@ class Place(NamedTuple):
 
 
 def moment(text: str) -> float:
-    """A date and time as seconds since 1970; without a time zone it is UTC. Raises ValueError."""
-    read = datetime.fromisoformat(text)
+    """A date and time as seconds since 1970; without a time zone, or with UTC behind it, it is UTC. Raises
+    ValueError.
+    """
+    read = datetime.fromisoformat(str(text).removesuffix(" UTC"))  # which BigQuery writes
     return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
 
 

@@ -47,6 +47,7 @@ class Importer(ABC):
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
         self.place: Place | None = None  # of the request that was read last, where requests have lines
+        self.counted = 0  # prompt tokens by the file's own count, where lengths are those of its texts
         self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
 
     @classmethod

@@ -9,12 +9,10 @@ from kvlab.core import limits
 from kvlab.errors import shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import JsonLinesImporter
-from kvlab.workloads.importers.table import UNITS
+from kvlab.workloads.importers.table import arrival_of, seconds_of
 from kvlab.workloads.prompt_blocks import prompts_of
 from kvlab.workloads.trace_format import TracedRequest
-from kvlab.workloads.traces import Place, moment
-
-_TIMES = ("timestamp", "created", "created_at", "time")
+from kvlab.workloads.traces import Place
 
 
 @IMPORTERS.register("openai")
@@ -35,14 +33,17 @@ class OpenAIImporter(JsonLinesImporter):
         body = row.get("body", row)
         if not isinstance(body, dict) or body.get("messages", body.get("prompt")) is None:
             raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
-        usage = row.get("usage") or (row.get("response") or {}).get("usage") or {}
+        usage = _usage(row)
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         session = row.get("session_id") or body.get("user")
         prompts, samples = prompts_of(body) or [""], 1 if body.get("n") is None else body["n"]
         if type(samples) is not int or not 1 <= samples <= limits.MAX_SAMPLES:
             raise place.error(f"n is {shown(samples, repr)}; expected 1 to {limits.MAX_SAMPLES} samples")
         output, count = usage.get("completion_tokens"), samples * len(prompts)
+        if output != 0 and type(usage.get("prompt_tokens")) is int:
+            self.counted += samples * usage["prompt_tokens"]
         arrival_s = self._arrival(place, row)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") if len(prompts) == 1 else None
         for index, prompt in enumerate(prompts):
             tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
             for number in range(index * samples, (index + 1) * samples):
@@ -56,13 +57,15 @@ class OpenAIImporter(JsonLinesImporter):
                     session=None if session is None else str(session),
                     max_tokens=most,
                     temperature=body.get("temperature"),
+                    cached_tokens=None if number else cached,
                 )
 
     def _arrival(self, place: Place, row: dict[str, Any]) -> float | None:
-        for name in _TIMES:
-            if row.get(name) is not None:
-                value = row[name]
-                if isinstance(value, int | float):
-                    return float(value) * UNITS[self.options.unit or "s"]
-                return place.seconds(value, name, "a number, or a date and time", moment)
-        return None
+        column = arrival_of(tuple(name for name in row if row[name] is not None))
+        return None if column is None else seconds_of(place, row[column], column, self.options.unit)
+
+
+def _usage(row: dict[str, Any]) -> dict[str, Any]:
+    """What the server counted: in a field of its own, or in the response, as LiteLLM logs it."""
+    response = row.get("response")
+    return row.get("usage") or (response.get("usage") if isinstance(response, dict) else None) or {}

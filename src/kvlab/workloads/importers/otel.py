@@ -20,7 +20,9 @@ _CACHED = ("gen_ai.usage.cached_tokens", "gen_ai.usage.cache_read.input_tokens")
 
 @IMPORTERS.register("otel")
 class OTelImporter(JsonLinesImporter):
-    """Spans with prompt tokens are requests; others are left out."""
+    """Spans with prompt tokens are requests; others, and lines of metrics and logs, are left out. So are spans that
+    others with prompt tokens are below, as those of a client and of an agent: the tokens are the same ones.
+    """
 
     what: ClassVar[str] = "OpenTelemetry spans of requests"
     begins, marks = "{", ('"resourceSpans"',)
@@ -28,10 +30,29 @@ class OTelImporter(JsonLinesImporter):
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
 
+    def requests(self) -> Iterator[TracedRequest]:
+        """See Importer."""
+        self._parents: dict[Any, Any] = {}  # of all spans
+        self._spans: list[tuple[Any, Place]] = []  # of the requests
+        requests = list(super().requests())
+        above: set[Any] = set()
+        for span, _ in self._spans:
+            while (span := self._parents.get(span)) is not None and span not in above:
+                above.add(span)
+        for (span, place), request in zip(self._spans, requests, strict=True):
+            if span not in above:
+                self.place = place
+                yield request
+
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
-        for resource in row["resourceSpans"]:
-            for scope in resource["scopeSpans"]:
-                yield from filter(None, map(_request, scope["spans"]))
+        for resource in row.get("resourceSpans", []):
+            for scope in resource.get("scopeSpans", []):
+                for span in scope.get("spans", []):
+                    own, parent = ((span.get("traceId"), span.get(name)) for name in ("spanId", "parentSpanId"))
+                    self._parents[own] = parent if parent[1] else None
+                    if (request := _request(span)) is not None:
+                        self._spans.append((own, place))
+                        yield request
 
 
 def _request(span: dict[str, Any]) -> TracedRequest | None:
@@ -45,7 +66,7 @@ def _request(span: dict[str, Any]) -> TracedRequest | None:
         return None if seconds is None else 1000 * seconds
 
     prompt, start = first(_PROMPT), int(span["startTimeUnixNano"])
-    if not prompt:
+    if not prompt or attributes.get("gen_ai.operation.name") == "embeddings":
         return None
     return TracedRequest(
         prompt,
@@ -62,6 +83,9 @@ def _request(span: dict[str, Any]) -> TracedRequest | None:
 
 
 def _value(value: dict[str, Any]) -> Any:
-    """Of OTLP's AnyValue, whose whole numbers are strings in JSON."""
+    """Of OTLP's AnyValue, whose whole numbers are strings in JSON, or doubles of some exporters; None: empty."""
+    if not value:
+        return None
     ((kind, content),) = value.items()
-    return int(content) if kind == "intValue" else content
+    is_whole = kind == "intValue" or (isinstance(content, float) and content.is_integer())
+    return int(content) if is_whole else content

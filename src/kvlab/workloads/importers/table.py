@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -12,13 +13,14 @@ from kvlab.core import MAX_WHOLE
 from kvlab.errors import ConfigError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions, json_objects
-from kvlab.workloads.lines import csv_cells, read_head, read_lines
+from kvlab.workloads.lines import MAX_LINE_BYTES, csv_cells, read_head, read_lines
 from kvlab.workloads.prompts import MAX_PROMPT_TOKENS
 from kvlab.workloads.trace_format import TracedRequest, is_parquet
 from kvlab.workloads.traces import Place, are_ids, moment
 
 _NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_details
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_NOTHING = frozenset(("", "NULL", "null", "None", "NaN", "nan", "\\N"))  # cells that databases and pandas write
 #: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
 #: have its unit behind it, as timestamp_ms.
 NAMES = {
@@ -44,11 +46,32 @@ NAMES = {
 
 def _delimiter(line: str) -> str:
     """What divides the cells of a table with this first line."""
-    return max(",;\t", key=line.count)
+    return max(",;\t|", key=line.count)
+
+
+def _cells(line: bytes, delimiter: str, lines: Iterator[tuple[int, bytes]]) -> list[str]:
+    """Those of a line of CSV and of the lines behind it that a cell in quotes goes on in, as texts of users do.
+    Raises ValueError.
+    """
+    try:
+        return csv_cells(line, delimiter)
+    except ValueError:
+        parts, size, is_open = [line], len(line), line.count(b'"') % 2
+        if not is_open:
+            raise
+    while is_open:
+        _, more = next(lines, (0, b""))
+        parts.append(more)
+        size += len(more)
+        is_open ^= more.count(b'"') % 2
+        if not more or size > MAX_LINE_BYTES:
+            raise ValueError("a cell in quotes does not end")
+    return csv_cells(b"".join(parts), delimiter)
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"\W+", "_", name.lower()).strip("_")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # promptTokens
+    return re.sub(r"\W+", "_", words.lower()).strip("_")
 
 
 def _unit_of(column: str) -> str | None:
@@ -64,6 +87,28 @@ def _those_of(name: str, columns: Iterable[str]) -> list[str]:
         plain = {column: own.removesuffix(f"_{_unit_of(column)}") for column, own in plain.items()}
     known = NAMES[name]
     return sorted((column for column in plain if plain[column] in known), key=lambda own: known.index(plain[own]))
+
+
+@lru_cache
+def arrival_of(names: tuple[str, ...]) -> str | None:
+    """Which of these columns has the times of arrival; None: none that is known."""
+    return next(iter(_those_of("arrival", names)), None)
+
+
+def seconds_of(place: Place, value: Any, column: str, unit: str | None) -> float:
+    """A time as seconds, where it is a number in `unit` or that of the column's name. Raises WorkloadError."""
+    unit = unit or _unit_of(column)
+    expected = "a number, or a date and time such as 2026-11-16T18:15:46Z"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return place.seconds(value, column, expected, moment)
+    if not math.isfinite(number):
+        raise place.error(f"{shown(value, repr)}; expected {expected}", column)
+    if unit is None and abs(number) > 1e11:
+        likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
+        raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
+    return number * UNITS[unit or "s"]
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +132,8 @@ class TableImporter(Importer):
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
-        self._names: list[str] = []  # of a CSV file's columns, once its first line was read
+        self._names: list[str] = []  # of the columns that were seen; of CSV all, once its first line was read
+        self._is_fixed = False  # no other columns come, as in CSV
 
     @classmethod
     def recognises(cls, head: str) -> bool:
@@ -95,15 +141,20 @@ class TableImporter(Importer):
         head = head.lstrip()
         line = head.partition("\n")[0]
         if line.startswith(("{", "[")):
-            return any(f'"{name}"' in (line if line[0] == "{" else head) for name in NAMES["prompt_tokens"])
+            return bool(_those_of("prompt_tokens", re.findall(r'"([^"\\]+)"\s*:', head)))
         return bool(_those_of("prompt_tokens", [name.strip(' "\r') for name in line.split(_delimiter(line))]))
 
     def requests(self) -> Iterator[TracedRequest]:
-        columns: dict[str, str] | None = None
+        columns: dict[str, str] = {}
+        there: set[str] = set()
         for place, row in self._rows():
             self.place = place
-            columns = columns or self._columns(place, self._names or list(row))
+            if not there or not row.keys() <= there:
+                self._names += [name for name in row if name not in self._names]
+                there = set(self._names)
+                self._find(place, columns)
             yield self._request(place, row, columns)
+        self._check_said(columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         path = self.options.path
@@ -119,13 +170,13 @@ class TableImporter(Importer):
             yield from self._csv_rows()
 
     def _csv_rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        names, delimiter = self._names, ","
-        for number, line in read_lines(self.options.path):
+        names, delimiter, lines = self._names, ",", read_lines(self.options.path)
+        for number, line in lines:
             place = Place(self.options.path, number)
             try:
                 if not names:
                     delimiter = _delimiter(line.decode(errors="replace"))
-                cells = csv_cells(line, delimiter)
+                cells = _cells(line, delimiter, lines)
             except ValueError as error:
                 raise place.error(f"{error}; expected a line of a CSV file") from error
             if not names and all(re.fullmatch(r"[-+.\d]+", cell) for cell in cells):
@@ -133,30 +184,37 @@ class TableImporter(Importer):
                 raise place.error(f"{text} arrival,prompt_tokens,output_tokens")
             if not names:
                 names += cells
+                self._is_fixed = True
             elif len(cells) != len(names):
                 raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line")
             else:
-                yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
+                yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell not in _NOTHING}
 
-    def _columns(self, place: Place, names: list[str]) -> dict[str, str]:
-        """The columns by our names. Raises ConfigError or WorkloadError."""
-        columns = {}
-        for name in NAMES:
+    def _find(self, place: Place, columns: dict[str, str]) -> None:
+        """Add to the columns by our names those that are there by now. Raises ConfigError or WorkloadError."""
+        names = self._names
+        for name in (name for name in NAMES if name not in columns):
             said = self.options.columns.get(name)
-            if said is not None and said not in names:
-                text = f"the file has no such column; it has {', '.join(map(shown, names))}"
-                raise ConfigError(f"columns.{name}", said, text)
-            for own in [said] if said else _those_of(name, names)[:1]:
+            for own in _those_of(name, names)[:1] if said is None else [said] * (said in names):
                 if names.count(own) > 1:
                     raise place.error("is there twice; rename one of them", own)
                 columns[name] = own
+        if self._is_fixed or "prompt_tokens" not in columns:
+            self._check_said(columns)
         if "prompt_tokens" not in columns:
             there = ", ".join(map(shown, names))
             raise place.error(
                 f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
             )
-        self.unread = tuple(name for name in names if name not in columns.values())
-        return columns
+        used = [f"{column}." for column in columns.values()]
+        self.unread = tuple(name for name in names if name and not any(own.startswith(f"{name}.") for own in used))
+
+    def _check_said(self, columns: Mapping[str, str]) -> None:
+        """Raises ConfigError for a column that was said and is not there."""
+        for name, said in self.options.columns.items():
+            if self._names and name not in columns:
+                text = f"the file has no such column; it has {', '.join(map(shown, self._names))}"
+                raise ConfigError(f"columns.{name}", said, text)
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
         said = {name: row.get(column) for name, column in columns.items()}
@@ -166,7 +224,7 @@ class TableImporter(Importer):
             if said.get(name) is not None:
                 numbers[name] = place.tokens(said[name], columns[name], least=0, most=MAX_WHOLE)
         if said.get("arrival") is not None:
-            numbers["arrival_s"] = self._seconds(place, said["arrival"], columns["arrival"])
+            numbers["arrival_s"] = seconds_of(place, said["arrival"], columns["arrival"], self.options.unit)
         for name in ("ttft_ms", "e2el_ms"):
             if said.get(name) is not None:
                 numbers[name] = place.seconds(said[name], columns[name], "a number of milliseconds", float)
@@ -183,18 +241,3 @@ class TableImporter(Importer):
             numbers["hashes"] = own
         session = said.get("session")
         return TracedRequest(**numbers, session=None if session is None else str(session))
-
-    def _seconds(self, place: Place, value: Any, column: str) -> float:
-        """A time as seconds. Raises WorkloadError."""
-        unit = self.options.unit or _unit_of(column)
-        expected = "a number, or a date and time such as 2026-11-16T18:15:46Z"
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            return place.seconds(value, column, expected, moment)
-        if not math.isfinite(number):
-            raise place.error(f"{shown(value, repr)}; expected {expected}", column)
-        if unit is None and abs(number) > 1e11:
-            likely = "ms" if abs(number) < 1e14 else "us" if abs(number) < 1e17 else "ns"
-            raise place.error(f"{shown(value)} is no time in seconds; set unit={likely} if it is", column)
-        return number * UNITS[unit or "s"]

@@ -12,17 +12,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar
 
+from kvlab.core import limits
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
 from kvlab.workloads.lines import read_lines
 from kvlab.workloads.trace_format import TracedRequest
 
+_HALF_A_YEAR_S = 183 * 86400  # of a leap year, as all years here are
 _TIME = re.compile(r"(?:INFO|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d)")
 _ABOUT = re.compile(
-    r"(Received request|Request|Generated response) ([^\s:]+?)(?:-\d{1,4})?(?: \([a-z ]+\))?(?: details)?: "
+    r"(Received request|Request|Generated response) ([^\s:]+?)(?: \(streaming (?:delta|complete)\))?(?: details)?: "
 )
 _TOKENS = re.compile(r"(?<!output_)\b(?:prompt_)?token_ids: \[([\d, ]*)\]")
 _OUTPUT = re.compile(r"output_token_ids: \[([\d, ]*)\]")
+_SAMPLES = re.compile(r"\bSamplingParams\(n=(\d+)")
+_OTHER = ("params: None", "params: Pooling")  # how calls of /tokenize and of pooling models go on
 _MOST = re.compile(r"\bmax_tokens=(\d+)")
 _TEMPERATURE = re.compile(r"\btemperature=([\d.]+)")
 _FINISH = re.compile(r"finish_reason: (\w+)$")
@@ -34,7 +38,8 @@ class _Found:
 
     arrival_s: float
     tokens: list[int] = field(default_factory=list)
-    output: int | None = None
+    samples: int = 1
+    output: int | None = None  # tokens of all samples
     finish: str | None = None
     most: int | None = None
     temperature: float | None = None
@@ -52,41 +57,65 @@ class VllmLogImporter(Importer):
         return _TIME.search(head) is not None and ("Received request " in head or "vLLM" in head)
 
     def requests(self) -> Iterator[TracedRequest]:
-        requests = {name: request for name, request in self._read().items() if request.tokens}
+        requests = [request for request in self._read().values() if request.tokens]
         if not requests:
             text = "has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-requests"
             raise self.error(text)
-        for request in requests.values():
-            yield TracedRequest(
-                len(request.tokens),
-                request.arrival_s,
-                request.output,
-                self.options.hasher.tokens(request.tokens),
-                request.finish,
-                max_tokens=request.most,
-                temperature=request.temperature,
-            )
+        for request in requests:
+            hashes = self.options.hasher.tokens(request.tokens)
+            for number in range(request.samples):  # which the log does not tell apart
+                yield TracedRequest(
+                    len(request.tokens),
+                    request.arrival_s,
+                    None if request.output is None else (request.output + number) // request.samples,
+                    hashes,
+                    request.finish,
+                    max_tokens=request.most,
+                    temperature=request.temperature,
+                )
 
     def _read(self) -> dict[str, _Found]:
         """What is said of each request, by its id."""
         requests: dict[str, _Found] = {}
+        latest_s = years_s = 0.0
         for _, line in read_lines(self.options.path):
             text = line.decode(errors="replace").rstrip()
             about, at = _ABOUT.search(text), _TIME.search(text)
             if about is None or at is None:
                 continue
             when = datetime.strptime(f"2000-{at[1]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
-            request = requests.setdefault(about[2], _Found(when))
-            if about[1] == "Generated response":
-                if tokens := _OUTPUT.search(text):
-                    request.output = len(tokens[1].split(",")) if tokens[1] else 0
-                if finish := _FINISH.search(text):
-                    request.finish = finish[1]
-                continue
-            if tokens := _TOKENS.search(text):
-                request.tokens = [int(token) for token in tokens[1].split(",")] if tokens[1] else []
-            if most := _MOST.search(text):
-                request.most = int(most[1])
-            if temperature := _TEMPERATURE.search(text):
-                request.temperature = float(temperature[1])
+            if when + years_s < latest_s - _HALF_A_YEAR_S:
+                years_s += 2 * _HALF_A_YEAR_S
+            latest_s = when + years_s
+            what, name = about.groups()
+            if what == "Generated response":
+                # A completion is logged by the id of its prompt, and its answer by that of the call.
+                request = requests.get(name) or requests.get(f"{name}-0")
+                if request is not None:
+                    _answered(request, text)
+            elif text.startswith(_OTHER, about.end()):
+                requests.pop(name, None)
+            else:
+                _asked(requests.setdefault(name, _Found(latest_s)), text)
         return requests
+
+
+def _asked(request: _Found, text: str) -> None:
+    """Take what a line says of a request that came."""
+    if tokens := _TOKENS.search(text):
+        request.tokens = [int(token) for token in tokens[1].split(",")] if tokens[1] else []
+    if samples := _SAMPLES.search(text):
+        request.samples = min(max(int(samples[1]), 1), limits.MAX_SAMPLES)
+    if most := _MOST.search(text):
+        request.most = int(most[1])
+    if temperature := _TEMPERATURE.search(text):
+        request.temperature = float(temperature[1])
+
+
+def _answered(request: _Found, text: str) -> None:
+    """Take what a line says of an answer, or of the part of a stream; the last line of a stream has no tokens."""
+    if tokens := _OUTPUT.search(text):
+        request.output = (request.output or 0) + (len(tokens[1].split(",")) if tokens[1] else 0)
+    finish = _FINISH.search(text)
+    if finish and finish[1] not in ("None", "streaming_complete"):
+        request.finish = finish[1]
