@@ -19,9 +19,9 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import PoolCounters, PoolStats, Request, SamplingParams, StepRecord
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.columns import step_table
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics
-from kvlab.lab.results.records import step_table
 from kvlab.lab.run.drive import drive
 
 _SUMS = ("blocks_allocated", "blocks_freed", "evictions", "evicted_blocks", "cow_copies", "hit_tokens")

@@ -20,7 +20,7 @@ from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
 from kvlab.lab.figures.pool_map import pool_image
 from kvlab.lab.figures.service_levels import attainment_windows
 from kvlab.lab.figures.timeline import Span, phase_spans, shown_requests
-from kvlab.lab.results.artifacts import blocks_table
+from kvlab.lab.results.columns import blocks_table
 from kvlab.lab.results.records import read_run
 from kvlab.lab.results.requests import latencies_ms, request_phases
 from tests.support.drawn import A, C, D, F, S, events, request, step

@@ -24,7 +24,8 @@ from kvlab.lab.figures.pareto import pareto_figure
 from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
 from kvlab.lab.figures.pool_map import PICTURE, pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
-from kvlab.lab.results.records import RunRecord, series_table
+from kvlab.lab.results.columns import series_table
+from kvlab.lab.results.records import RunRecord
 from kvlab.lab.run.trace import trace_events
 from kvlab.run_files import SERIES
 from tests.support.drawn import A, events, png, request, step

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.results.columns import read_step, request_row, request_table, step_table
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.records import read_run, read_step, request_row, request_table, step_table
+from kvlab.lab.results.records import read_run
 
 #: The columns of steps.parquet as the first release wrote them.
 FIRST: dict[str, Any] = {

@@ -16,7 +16,8 @@ from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.interactive import page
 from kvlab.lab.figures.points import THROUGHPUT, sweep_points
 from kvlab.lab.figures.service_levels import service_level_figure
-from kvlab.lab.results.records import RunRecord, read_run, step_table
+from kvlab.lab.results.columns import step_table
+from kvlab.lab.results.records import RunRecord, read_run
 from kvlab.lab.run.recording import draw_figures
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_profile import run

@@ -24,7 +24,7 @@ from kvlab.config import TrackingConfig
 from kvlab.core import FinishReason, RequestRecord
 from kvlab.errors import TrackingError
 from kvlab.lab.campaigns.sweep.sweep import record_failure
-from kvlab.lab.results.records import request_row
+from kvlab.lab.results.columns import request_row
 from kvlab.lab.tracking import MlflowTracker, Store, start_run
 from kvlab.secrets import redact, redacted, redacted_setting
 from tests.support.commands import TINY, Command, Lab, call

@@ -22,8 +22,8 @@ from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.view import CacheView
 from kvlab.lab.capacity import plan_capacity
+from kvlab.lab.results.columns import step_row
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.records import step_row
 from kvlab.lab.run.drive import drive
 from kvlab.lab.run.playback import Playback
 from kvlab.paths import CONF

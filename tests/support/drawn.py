@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvent, BlockEvents
-from kvlab.lab.results.records import read_request, read_step
+from kvlab.lab.results.columns import read_request, read_step
 
 A, S, F, C, D = (BlockEvent(number) for number in range(5))
 

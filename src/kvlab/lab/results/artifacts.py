@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 
 from kvlab import run_files
 from kvlab.errors import OutputError
-from kvlab.kv.journal import BlockEvents
 from kvlab.lab.files import attempt, replacing, write_text
-from kvlab.lab.results import records
+from kvlab.lab.results.columns import blocks_table, request_table, series_table, step_table
 from kvlab.lab.results.fleet import prefixes_table, pulled_tokens, routes_table
 from kvlab.lab.results.log import RunLog
 
@@ -29,11 +28,11 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
     names, pulls = ([], None) if fleet is None else (fleet.names, fleet.pulls)
     pulled = None if pulls is None else pulled_tokens(pulls)
     tables: dict[str, Callable[[], pa.Table]] = {}
-    tables[run_files.REQUESTS] = partial(records.request_table, log.records, report, names, pulled)
+    tables[run_files.REQUESTS] = partial(request_table, log.records, report, names, pulled)
     if report is None:
-        tables[run_files.STEPS] = partial(records.step_table, log.steps)
+        tables[run_files.STEPS] = partial(step_table, log.steps)
     elif report.series.columns:
-        tables[run_files.SERIES] = partial(records.series_table, report.series)
+        tables[run_files.SERIES] = partial(series_table, report.series)
     if fleet is not None:
         if fleet.routed:
             tables[run_files.ROUTES] = partial(routes_table, fleet.routed)
@@ -58,11 +57,3 @@ def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     """Write summary.json alone. Raises OutputError."""
     text = json.dumps(summary, indent=2, sort_keys=True, default=str)
     write_text(directory / run_files.SUMMARY, text + "\n")
-
-
-def blocks_table(events: BlockEvents) -> pa.Table:
-    """A run's block events as the table of blocks.parquet: `step`, `block`, `event` by name, and the `sequence`
-    whose reference it was as its row in requests.parquet, -1 for none.
-    """
-    names = pa.DictionaryArray.from_arrays(pa.array(events.event), pa.array(records.BLOCK_EVENTS))
-    return pa.table({"step": events.step, "block": events.block, "event": names, "sequence": events.sequence})

@@ -14,8 +14,9 @@ from kvlab.core import StepRecord
 from kvlab.engine.clock import Clock, LogicalClock
 from kvlab.engine.plan import EnginePlan
 from kvlab.errors import PlaybackError, shown
+from kvlab.lab.results.columns import request_row, step_row
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.records import read_run, request_row, step_row
+from kvlab.lab.results.records import read_run
 from kvlab.lab.settings import flatten
 from kvlab.simulation.recording import Recording
 
