@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,15 +35,16 @@ def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | 
     """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
     last step. With the number of each sequence's tenant, a holder is that times TENANT_STATES, and the state.
     """
-    events = _joined(events)
-    low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
-    narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
-    rows = np.argsort(narrow, kind="stable")
-    events = events.take(rows)
-    block, step = events.block, events.step
+    events = _by_block(_joined(events))
     holder = _holders(events) if tenants is None else _tenant_holders(events, tenants)
-    begins = np.append(True, block[1:] != block[:-1])[: len(block)]
-    before = np.where(begins, FREE, np.append(FREE, holder[:-1])[: len(block)])
+    return _held(events.block, holder, events.step, num_steps)
+
+
+def _held(
+    block: NDArray[np.int32], holder: NDArray[np.int32], step: NDArray[np.int32], num_steps: int
+) -> Stretches:
+    """The stretches of blocks, by their holders after each event; a block's events stand together, in order."""
+    before = np.where(_begins(block), FREE, np.append(FREE, holder[:-1])[: len(block)])
     changes = np.flatnonzero(holder != before)
     block, holder, step = block[changes], holder[changes], step[changes]
     end = np.full(len(block), num_steps, dtype=np.int32)
@@ -55,18 +56,36 @@ def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | 
     return Stretches(block[kept], holder[kept], step[kept], end[kept])
 
 
+def _by_block(events: BlockEvents) -> BlockEvents:
+    """The events of each block together, in order."""
+    low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
+    narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
+    return events.take(np.argsort(narrow, kind="stable"))
+
+
+def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values differ from the one before them; the first does."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
+
+
+def _ranges(first: NDArray[Any], length: NDArray[Any]) -> NDArray[np.int64]:
+    """The whole numbers of several ranges, one range after the other."""
+    numbers: NDArray[np.int64] = np.arange(length.sum()) + np.repeat(first - (np.cumsum(length) - length), length)
+    return numbers
+
+
 def _joined(events: BlockEvents) -> BlockEvents:
     """Block events with each pair made one. The allocator writes FREED then CACHED, and DROPPED then ALLOCATED: the
     first for some blocks, then the second for the same blocks. Most events are of such pairs.
     """
     event = events.event.copy()
-    begins = np.flatnonzero(np.append(True, event[1:] != event[:-1])[: len(event)])
+    begins = np.flatnonzero(_begins(event))
     kind, length = event[begins], np.diff(begins, append=len(event))
     gone = np.zeros(len(event), dtype=np.bool_)
     for first, second in ((BlockEvent.FREED, BlockEvent.CACHED), (BlockEvent.DROPPED, BlockEvent.ALLOCATED)):
         pairs = np.flatnonzero((kind[:-1] == first) & (kind[1:] == second) & (length[:-1] == length[1:]))
         count = length[pairs]
-        ones = np.arange(count.sum()) + np.repeat(begins[pairs] - (np.cumsum(count) - count), count)
+        ones = _ranges(begins[pairs], count)
         others = ones + np.repeat(count, count)
         same = (events.block[ones] == events.block[others]) & (events.step[ones] == events.step[others])
         ones, others = ones[same], others[same]
@@ -80,9 +99,9 @@ def _joined(events: BlockEvents) -> BlockEvents:
 def _holders(events: BlockEvents) -> NDArray[np.int32]:
     """The holder of a block after each of its events; a block's events stand together, in order."""
     event, sequence = events.event, events.sequence
-    freed, cached = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE), _is_cached(event)
+    freed = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE)
     references, sign = _references(events)
-    holder = np.where(cached, np.int32(CACHED), np.int32(FREE))
+    holder = np.where(_is_cached(event), np.int32(CACHED), np.int32(FREE))
     holder[event == BlockEvent.PINNED] = PINNED
     holder[references > 1] = SHARED
     alone = references == 1
@@ -112,7 +131,7 @@ def _references(events: BlockEvents) -> tuple[NDArray[np.int32], NDArray[np.int8
     freed = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE)
     sign = taken.view(np.int8) - freed.view(np.int8)
     total = np.cumsum(sign, dtype=np.int32)
-    firsts = np.flatnonzero(np.append(True, block[1:] != block[:-1])[: len(block)])
+    firsts = np.flatnonzero(_begins(block))
     return total - np.repeat(total[firsts] - sign[firsts], np.diff(firsts, append=len(block))), sign
 
 
@@ -211,9 +230,8 @@ class _Canvas:
         end = np.maximum(self._until[np.minimum(held.end, len(self._until) - 1)], begin + 1)
         self._counts[:, touched] += _covered(kind * shape[0] + row, begin, end, (_KINDS, *shape))
         first, lengths = row[alone] * columns + begin[alone], end[alone] - begin[alone]
-        cells = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
         latest = np.full(shape, -1, dtype=np.int64)
-        latest.reshape(-1)[cells] = np.repeat(alone, lengths)
+        latest.reshape(-1)[_ranges(first, lengths)] = np.repeat(alone, lengths)
         since = np.where(latest >= 0, held.start[latest], -1)
         later = (latest >= 0) & (since >= self._since[touched])
         self._sequences[touched][later] = held.holder[latest[later]]
