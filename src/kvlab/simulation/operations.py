@@ -68,57 +68,59 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     """Of a mixture of experts on the devices of its division; `formats` are types of the tables. Raises
     UnmeasuredError for a type of experts, or of K and V.
     """
-    make, types, division, mixture = tables.operations, tables.types, model.division, model.experts
+    make, division, mixture = tables.operations, model.division, model.experts
     hidden, layers, tensor = model.hidden_size, model.num_layers, division.tensor
-    heads, kv_heads = model.num_heads // tensor, max(1, model.num_kv_heads // tensor)
-    modes = types.GEMMQuantMode
+    modes = tables.types.GEMMQuantMode
     mode, plain, vocabulary = modes[formats.dense], modes.bfloat16, model.vocab_size // tensor
-    linear = [make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED)]
+    dense, shared = layers - mixture.layers, mixture.shared // tensor
+    projections, decode, prefill = _sparse_attention(tables, model, formats, kv)
+    linear = [
+        make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
+        *(_feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode) if dense else []),
+        *projections,
+    ]
     norms = [make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)]
-    if dense := layers - mixture.layers:
-        linear += _feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode)
-    if model.latent is None:
-        decode, prefill = _attention(tables, model, heads, kv_heads, kv)
-        linear += [
-            make.GEMM("qkv", layers, (heads + 2 * kv_heads) * model.head_dim, hidden, modes[formats.attention]),
-            make.GEMM(
-                "output", layers, hidden, heads * model.head_dim, modes[formats.output], low_precision_input=True
-            ),
-        ]
-    else:
-        projections, decode, prefill = _latent_attention(tables, model, model.latent, heads, formats, kv)
-        linear += projections
-    variances = []
-    if tensor > 1 and model.family == "minimax_m2":  # norms over all heads of q and of k
-        variances = [make.CustomAllReduce("variances", layers, VARIANCES, tensor)]
-        width = (heads + kv_heads) * model.head_dim
-        linear.append(make.ElementWise("variances", 2 * layers, width, 2, _STREAMED))
-    router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
-    chosen = measured_experts(tables, model, formats.experts)
-    uneven, even = [], []
-    if not mixture.has_correction and mixture.count >= FEWEST:
-        with suppress(UnmeasuredError):
-            uneven, even = [chosen], [measured_experts(tables, model, formats.experts, _EVEN)]
-    shared = mixture.shared // tensor
-    beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
+    reduced = 2 * layers + 1 - (mixture.layers if division.data > 1 else 0)
+    links = [make.CustomAllReduce("links", reduced, hidden, tensor)]
     head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
-    if division.data == 1:
-        few = [router, chosen]
-        if beside:
-            few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
-        links = [make.CustomAllReduce("links", 2 * layers + 1, hidden, tensor)]
-        every = [*linear, router, chosen, *beside]
-        lists = every, norms, [*linear, *few], links, head, decode, prefill
-        return Operations(*lists, variances=variances, uneven=uneven, even=even)
-    linear += [router, *beside]
-    links = [make.CustomAllReduce("links", 2 * layers + 1 - mixture.layers, hidden, tensor)]
-    exchanged = (hidden, mixture.active, mixture.count, division.expert_tensor, division.experts, division.data)
-    exchange = [
-        make.MoEDispatch("experts", mixture.layers, *exchanged, before, backend=tables.framework)
+    router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
+    beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
+    chosen = measured_experts(tables, model, formats.experts)
+    variances = [make.CustomAllReduce("variances", layers, VARIANCES, tensor)] if _norms_all_heads(model) else []
+    loads = _loads(tables, model, formats.experts, chosen)
+    if division.data > 1:
+        linear += [router, *beside]
+        lists = linear, norms, linear, links, head, decode, prefill
+        return Operations(*lists, [chosen], _exchange(tables, model), variances, *loads)
+    few = [router, chosen]
+    if beside:
+        few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
+    lists = [*linear, router, chosen, *beside], norms, [*linear, *few], links, head, decode, prefill
+    return Operations(*lists, (), (), variances, *loads)
+
+
+def _norms_all_heads(model: SparseConfig) -> bool:
+    """Whether the norms of q and of k are over all heads, also those of other devices."""
+    return model.division.tensor > 1 and model.family == "minimax_m2"
+
+
+def _loads(tables: MeasuredTables, model: SparseConfig, experts: str, chosen: Any) -> tuple[list[Any], list[Any]]:
+    """The `uneven` and `even` of Operations, of the experts that were `chosen`."""
+    if not model.experts.has_correction and model.experts.count >= FEWEST:
+        with suppress(UnmeasuredError):
+            return [chosen], [measured_experts(tables, model, experts, _EVEN)]
+    return [], []
+
+
+def _exchange(tables: MeasuredTables, model: SparseConfig) -> list[Any]:
+    """What groups of devices give the experts, and get of them."""
+    division, mixture = model.division, model.experts
+    shape = (model.hidden_size, mixture.active, mixture.count)
+    placed = (division.expert_tensor, division.experts, division.data)
+    return [
+        tables.operations.MoEDispatch("experts", mixture.layers, *shape, *placed, before, backend=tables.framework)
         for before in (True, False)
     ]
-    lists = linear, norms, linear, links, head, decode, prefill
-    return Operations(*lists, [chosen], exchange, variances, uneven, even)
 
 
 def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str, load: str = "") -> Any:
@@ -155,6 +157,25 @@ def _attention(
     kv_type, computed = types.KVCacheQuantMode[kv], types.FMHAQuantMode[tables.prefill_type(kv)]
     decode = make.GenerationAttention("decode", 1, heads, kv_heads, kv_type, **each)
     return [decode], [make.ContextAttention("prefill", 1, heads, kv_heads, kv_type, computed, **each)]
+
+
+def _sparse_attention(
+    tables: MeasuredTables, model: SparseConfig, formats: Formats, kv: str
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Projections of all tokens, and what is left of a layer in decode and in prefill."""
+    make, modes, layers, hidden = tables.operations, tables.types.GEMMQuantMode, model.num_layers, model.hidden_size
+    heads, kv_heads = model.num_heads // model.division.tensor, max(1, model.num_kv_heads // model.division.tensor)
+    if model.latent is not None:
+        return _latent_attention(tables, model, model.latent, heads, formats, kv)
+    decode, prefill = _attention(tables, model, heads, kv_heads, kv)
+    inner, keys = heads * model.head_dim, kv_heads * model.head_dim
+    projections = [
+        make.GEMM("qkv", layers, inner + 2 * keys, hidden, modes[formats.attention]),
+        make.GEMM("output", layers, hidden, inner, modes[formats.output], low_precision_input=True),
+    ]
+    if _norms_all_heads(model):
+        projections.append(make.ElementWise("variances", 2 * layers, inner + keys, 2, _STREAMED))
+    return projections, decode, prefill
 
 
 def _latent_attention(
