@@ -44,7 +44,7 @@ _TRACKER = "kvlab.lab.tracking.mlflow_tracker.MlflowTracker"
 _CLIENT = "mlflow.tracking.MlflowClient"
 #: Moments that every run has, with the call that is that of a sweep's second point.
 _OF_A_RUN = (
-    ("as it is planned", "kvlab.lab.run.execute.plan_run", 1, "before"),
+    ("as it is planned", "kvlab.lab.run.execute.plan_any", 1, "before"),
     ("as its run is in the store, without parameters", f"{_TRACKER}.log_params", 1, "before"),
     ("as its run is open in the store", f"{_TRACKER}.log_input", 1, "after"),
     ("as its engine is built", "kvlab.lab.run.serve.make_engine", 1, "before"),
@@ -67,7 +67,7 @@ _OF_A_STORE = (
 )
 #: In a sweep these happen to the second point. Its parent run comes first where the store is asked.
 _SECOND = {
-    "kvlab.lab.run.execute.plan_run": 2,
+    "kvlab.lab.run.execute.plan_any": 2,
     f"{_TRACKER}.log_params": 3,
     f"{_TRACKER}.log_input": 2,
     "kvlab.lab.run.serve.make_engine": 2,

@@ -44,7 +44,7 @@ def signalled(place: str, number: int, monkeypatch: pytest.MonkeyPatch, *, behin
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("place", "behind"),
-    [("plan_run", False), ("Recording", True), ("_crowded", True), ("start_engine", False)],
+    [("plan_any", False), ("Recording", True), ("_crowded", True), ("start_engine", False)],
     ids=["as it is planned", "before it is announced", "once it is announced", "as the engine is built"],
 )
 def test_a_signal_before_the_first_step(

@@ -14,8 +14,8 @@ from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
-from kvlab.lab.run.peer_plan import Plan, plan_peer
-from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.lab.run.peer_plan import Plan, plan_any
+from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Profiler
 from kvlab.lab.run.recording import Recording
 from kvlab.lab.run.recording import RunContext as RunContext
@@ -48,7 +48,7 @@ def _execute(
 ) -> RunResult:
     watch, reporter = CpuWatch(context.beside.pid if context.beside else None), Reporter(context)
     try:
-        plan = plan_peer(config) or plan_run(config)
+        plan = plan_any(config)
     except KvlabError as error:
         if context.in_sweep:
             Recording(config, context).finish(RunLog(), {}, _failure(error), str(error))

@@ -1,4 +1,4 @@
-"""From a configuration to a run of an engine that is not kvlab's."""
+"""From a configuration to a run, whichever engine serves it; and to one of an engine that is not kvlab's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvlab.core import Request
 from kvlab.engine.protocol import ServingEngine
 from kvlab.errors import ConfigError
 from kvlab.lab.machine import describe
-from kvlab.lab.run.plan import PlannedGroup, RunPlan
+from kvlab.lab.run.plan import PlannedGroup, RunPlan, plan_run
 from kvlab.lab.run.requests import check_lengths, requests_of
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -57,6 +57,11 @@ class PeerPlan:
 
 #: A run's plan, whichever engine serves it. Its users ask what both answer, and mypy holds both to that.
 Plan = RunPlan | PeerPlan
+
+
+def plan_any(config: RunConfig) -> Plan:
+    """Check a configuration of any engine. Raises a KvlabError, see `plan_run` and `plan_peer`."""
+    return plan_peer(config) or plan_run(config)
 
 
 def plan_peer(config: RunConfig) -> PeerPlan | None:

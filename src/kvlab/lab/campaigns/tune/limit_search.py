@@ -19,8 +19,7 @@ from kvlab.lab.results.digest import config_digest, digest_of
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
-from kvlab.lab.run.peer_plan import plan_peer
-from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
 from kvlab.secrets import redact
 
@@ -61,7 +60,7 @@ class LimitSearch(ABC):
             text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
             raise ConfigError("find", self.find, text)
         self.range = self.range_of(config, settings)
-        _ = plan_peer(config) or plan_run(config)  # what cannot run is refused before the search is recorded
+        plan_any(config)  # what cannot run is refused before the search is recorded
         others = [text for text in overrides if key_of(text) != self.range.key]
         self.words = others
         self.digest = digest_of(
