@@ -152,33 +152,38 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
-    path = _target(file, settings)
-    counts = _Counts()
-    read: Iterable[TracedRequest] = counts.asking(importer)
-    if settings.sort or not kind.in_order:
-        read = sorted(read, key=lambda request: request.arrival_s or 0.0)
-    requests = iter(read)
+    return _import(importer, settings)
+
+
+def _import(importer: Importer, settings: ImportSettings) -> Imported:
+    """Write a trace of what is read."""
+    file, hasher = importer.options.path, importer.options.hasher
+    path, counts = _target(file, settings), _Counts()
+    requests = counts.asking(importer)
+    if settings.sort or not importer.in_order:
+        requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     first = next(requests, None)
     if first is None:
         why = f"; {counts.left_out}" if counts.nothing else ""
         raise WorkloadError(f"{shown(file)}: holds no request{why}")
-    header = Header(
-        importer.block_tokens,
-        hasher.key_id if kind.reads_text else None,
-        settings.tokenizer,
-        "run" if is_run else kind.__module__.rpartition(".")[2],
-    )
+    names = _unknown(importer, first, settings.tokenizer)
+    key_id = hasher.key_id if importer.reads_text else None
+    source = "run" if isinstance(importer, OwnRun) else type(importer).__module__.rpartition(".")[2]
+    counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
+    write_trace(path, Header(importer.block_tokens, key_id, settings.tokenizer, source, unknown=names), counted)
+    said = _limits(names, counts, importer)
+    return Imported(path, importer.what, counts.text, said, _command(path, names))
+
+
+def _unknown(importer: Importer, first: TracedRequest, tokenizer: str | None) -> tuple[str, ...]:
+    """What is not known of a trace's requests, by the first of them, as names of UNKNOWN."""
     lacks = {
         "times": first.arrival_s is None,
         "outputs": first.output_tokens is None,
         "prefixes": first.hashes is None,
-        "tokens": kind.reads_text and settings.tokenizer is None,
+        "tokens": importer.reads_text and tokenizer is None,
     }
-    names = tuple(name for name in UNKNOWN if name in kind.unknown or lacks[name])
-    counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
-    write_trace(path, replace(header, unknown=names), counted)
-    said = _limits(names, counts, importer)
-    return Imported(path, kind.what, counts.text, said, _command(path, names))
+    return tuple(name for name in UNKNOWN if name in importer.unknown or lacks[name])
 
 
 def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tuple[str, ...]:
