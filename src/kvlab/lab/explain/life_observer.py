@@ -75,19 +75,34 @@ class LifeObserver:
 
     def stepped(self, record: StepRecord, batch: StepBatch) -> None:
         """See StepObserver."""
-        start_s, end_s, scheduler = record.start_s, record.end_s, self._core.scheduler
+        start_s, end_s = record.start_s, record.end_s
         chunks = {chunk.sequence: chunk.num_tokens for chunk in (*batch.prefill, *batch.admitted)}
-        tokens = sum(chunks.values())
-        decode_s = self._decode_s(len(batch.decoding), tokens, end_s - start_s)
-        self._waits.add(self._wait, self._last_s, start_s)
-        self._wait = Cause.POLICY if batch.stop is None else _WAITS[batch.stop]
-        self._waits.add(self._wait, start_s, end_s)
-        self._decodes.add(Cause.BETWEEN, self._last_s, start_s)
-        self._decodes.add(Cause.DECODE, start_s, start_s + decode_s)
-        self._decodes.add(Cause.OTHER_PROMPTS, start_s + decode_s, end_s)
-        self._last_s = end_s
+        decode_s = self._decode_s(len(batch.decoding), sum(chunks.values()), end_s - start_s)
+        self._extend_timelines(batch.stop, start_s, start_s + decode_s, end_s)
         self._see_admitted(start_s, any_preempted=batch.preempted > 0)
         self._see_decoding(batch.decoding.sequences, start_s)
+        self._see_prompts(chunks, start_s, decode_s, end_s)
+        for sequence in self._core.scheduler.ended:
+            if (ended := self._decoders.pop(sequence, None)) is not None:
+                ended.leave(end_s)
+        if self._detail and self._wait is Cause.BLOCKS:
+            self._see_holders(end_s - start_s)
+
+    def _extend_timelines(self, stop: Stop | None, start_s: float, decoded_s: float, end_s: float) -> None:
+        """What a step is to all that wait, and to all that decode."""
+        self._waits.add(self._wait, self._last_s, start_s)
+        self._wait = Cause.POLICY if stop is None else _WAITS[stop]
+        self._waits.add(self._wait, start_s, end_s)
+        self._decodes.add(Cause.BETWEEN, self._last_s, start_s)
+        self._decodes.add(Cause.DECODE, start_s, decoded_s)
+        self._decodes.add(Cause.OTHER_PROMPTS, decoded_s, end_s)
+        self._last_s = end_s
+
+    def _see_prompts(self, chunks: dict[Sequence, int], start_s: float, decode_s: float, end_s: float) -> None:
+        """What a step is to those that were admitted and do not decode; `chunks` are the tokens of their prompts
+        in it.
+        """
+        tokens = sum(chunks.values())
         firsts = {sample: first for first in chunks for sample in first.siblings or ()}
         for sequence, life in list(self._open.items()):
             self._meanwhile(life, sequence, start_s)
@@ -99,14 +114,13 @@ class LifeObserver:
             life.at = sequence.status
             if sequence.finish_reason is not None:
                 del self._open[sequence]
-        for sequence in scheduler.ended:
-            if (ended := self._decoders.pop(sequence, None)) is not None:
-                ended.leave(end_s)
-        if self._detail and self._wait is Cause.BLOCKS:
-            waiting = [queued for queued in scheduler.waiting if queued.request.request_id in self._detail]
-            held = self._held(end_s - start_s) if waiting else {}
-            for sequence in waiting:
-                self.lives[sequence.key].holders.update(held)
+
+    def _see_holders(self, seconds: float) -> None:
+        """Who has the blocks that requests of `detail` wait for, in a step of so many seconds."""
+        waiting = [queued for queued in self._core.scheduler.waiting if queued.request.request_id in self._detail]
+        held = self._held(seconds) if waiting else {}
+        for sequence in waiting:
+            self.lives[sequence.key].holders.update(held)
 
     def _cause_of_waiting(self, sequence: Sequence) -> Cause:
         """Why a step computed nothing of a prompt."""
