@@ -15,13 +15,12 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.digest import config_digest, digest_of
+from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
-from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.lab.terminal import Terminal
@@ -54,21 +53,15 @@ class LimitSearch(ABC):
         self, settings: TuneSettings, overrides: Sequence[str], compose: Compose, console: Terminal
     ) -> None:
         self.wanted, self.precision, self.console = settings.attainment, settings.precision, console
-        base = compose(overrides)
-        self.base, config = base, base.config
+        self.config = config = compose(overrides).config
         if not config.slo.limits:
             text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
             raise ConfigError("find", self.find, text)
         self.range = self.range_of(config, settings)
         plan_any(config)  # what cannot run is refused before the search is recorded
-        others = [text for text in overrides if key_of(text) != self.range.key]
-        self.words = others
-        self.digest = digest_of(
-            "\n".join([self.find, config_digest(config, any_repeat=True), settings.rates or ""])
-        )
-        named = redact(f"{config.model.name}-{config.workload.name}")
-        self.name = f"{self.find}-{named}-{self.digest[:8]}"
-        self.runs = Trials(others, Path(settings.output).expanduser() / self.name, compose, console)
+        self.words = [text for text in overrides if key_of(text) != self.range.key]
+        parts = [self.find, config_digest(config, any_repeat=True), settings.rates or ""]
+        self.runs = Trials(self.find, parts, config, self.words, settings.output, compose, console)
         self.ended: dict[float, Ended] = {}
 
     @abstractmethod
@@ -89,11 +82,10 @@ class LimitSearch(ABC):
 
     def run(self) -> int:
         """Search, report, draw. Returns the exit code."""
-        limits = " and ".join(f"{name} {most:g} ms" for name, most in self.base.config.slo.limits.items())
+        limits = " and ".join(f"{name} {most:g} ms" for name, most in self.config.slo.limits.items())
         print(self.question(limits))
         print(self.span(), flush=True)
-        params = {"tune.find": self.find, "tune.attainment": self.wanted, "tune.study": self.name}
-        self.runs.open_parent(self.base.config.tracking, self.digest, self.name, params)
+        self.runs.open_parent({"tune.find": self.find, "tune.attainment": self.wanted})
         answer, problem = self._search()
         self._finish(answer, problem)
         return self.runs.exit_code(found=self.answers(answer))
@@ -125,7 +117,7 @@ class LimitSearch(ABC):
 
     def folder(self, value: float) -> Path:
         """Where the results of a value are; of several repeats those of the first."""
-        return self.runs.first(f"{value:g}", self.base.config.repeats)
+        return self.runs.first(f"{value:g}")
 
     def errors(self, found: float, choose: Callable[[Iterable[float]], float] | None = None) -> list[str]:
         """How far the figures of the value that was found may be off, and which of those tried `choose` (max, min)
@@ -176,7 +168,7 @@ class LimitSearch(ABC):
         pictures, errors = self.runs.directory / "search", list[OutputError]()
         self.console.rule(style="dim")
         if not self.runs.interrupted:
-            requests = drawn_requests(self.base.config.workload)
+            requests = drawn_requests(self.config.workload)
             advice = None if problem else advice_line(self.words, requests)
             print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
         with attempt(errors):
@@ -186,7 +178,7 @@ class LimitSearch(ABC):
                 self._draw(pictures / f"{self.files}.png")
             if not errors:
                 print(f"picture: {pictures / f'{self.files}.png'}")
-            if self.base.config.repeats == 1:
+            if self.config.repeats == 1:
                 print(f"report: kvlab report {self.runs.directory}", flush=True)
         best = self.ended[limits.holds].metrics if limits.holds is not None else {}
         metrics = {name: best[name] for name in (ATTAINMENT, GOODPUT) if name in best}

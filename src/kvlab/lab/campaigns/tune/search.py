@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.config import format_bytes, parse_bytes
@@ -26,7 +25,7 @@ from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
-from kvlab.lab.results.digest import config_digest, digest_of
+from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import GOODPUT
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
@@ -50,8 +49,7 @@ class Search:
         self, settings: TuneSettings, overrides: Sequence[str], compose: Compose, console: Terminal
     ) -> None:
         self.overrides, self.console, self.trials = overrides, console, settings.trials
-        self.base = compose(overrides)
-        config = self.base.config
+        self.config = config = compose(overrides).config
         self.metric = settings.optimize or GOODPUT  # with limits alone
         config.slo.check_optimize(self.metric)
         asked = "free" if settings.memory is None else str(parse_bytes(settings.memory, key="memory"))
@@ -59,16 +57,13 @@ class Search:
         fixed = frozenset(text.partition("=")[0] for text in overrides) & set(SEARCHED)
         self.space = build_space(config, self.memory, fixed)
         parts = [self.metric, asked, config_digest(config, any_repeat=True), *sorted(fixed)]
-        self.digest = digest_of("\n".join(parts))
-        named = redact(f"{config.model.name}-{config.workload.name}")
-        self.name = f"{self.metric.replace('/', '-')}-{named}-{self.digest[:8]}"
-        output = Path(settings.output).expanduser()
-        self.storage = settings.storage or f"sqlite:///{output.resolve() / 'tune.db'}"
-        self.runs = Trials(overrides, output / self.name, compose, console)
+        aim = self.metric.replace("/", "-")
+        self.runs = Trials(aim, parts, config, overrides, settings.output, compose, console)
+        self.storage = settings.storage or f"sqlite:///{self.runs.directory.parent.resolve() / 'tune.db'}"
 
     def _available(self, asked: str | None) -> int:
         """Bytes for weights, cache and working memory. Raises ConfigError for hardware, which has its own."""
-        config = self.base.config
+        config = self.config
         if config.hardware is None:
             device = resolve_device(config.executor.device)
             return parse_bytes(asked, key="memory") if asked else available_memory(device)
@@ -77,10 +72,11 @@ class Search:
 
     def run(self) -> int:
         """Search, report, draw. Returns the exit code."""
-        study = open_study(self.storage, self.name, self.metric, self.trials)
+        study = open_study(self.storage, self.runs.name, self.metric, self.trials)
         before = len(counted(study))
         self._announce(before)
-        self._open_parent()
+        params = {"tune.optimize": self.metric, "tune.memory": self.memory, "tune.storage": redact(self.storage)}
+        self.runs.open_parent(params)
         study = self._search(study, before, time.monotonic())
         done = len(counted(study))
         if done < self.trials and not self.runs.interrupted:
@@ -102,7 +98,7 @@ class Search:
             text = f"storage={redact(self.storage)}: {reason}; the search goes on without it"
             warn(text)
             self.runs.unwritten.append(text)
-            kept = open_study(None, self.name, self.metric, self.trials, ended)
+            kept = open_study(None, self.runs.name, self.metric, self.trials, ended)
             return self._search(kept, before, started)
         return study
 
@@ -144,15 +140,6 @@ class Search:
     def _value(self, trial: FrozenTrial) -> str:
         return f"{self.metric} = {trial.value:,.4g} (trial {trial.number})"
 
-    def _open_parent(self) -> None:
-        params = {
-            "tune.optimize": self.metric,
-            "tune.memory": self.memory,
-            "tune.storage": redact(self.storage),
-            "tune.study": self.name,
-        }
-        self.runs.open_parent(self.base.config.tracking, self.digest, self.name, params)
-
     def _finish(self, study: Study) -> None:
         best, pictures = best_trial(study), self.runs.directory / "search"
         errors: list[OutputError] = []
@@ -167,12 +154,12 @@ class Search:
             first, gain = study.trials[0], ""
             if first.value and best.number != first.number:
                 gain = f", {best.value / first.value:.2f} times that of the settings it began with"
-            kept = read_summary(self.runs.first(str(best.number), self.base.config.repeats)) or {}
+            kept = read_summary(self.runs.first(str(best.number))) or {}
             far = how_far_off([kept], compared=bool(gain))
             with attempt(errors):
                 write_page(study, self.metric, command, far, pictures / "tune.html")
             self.console.rule(style="dim")
-            advice = advice_line(self.overrides, drawn_requests(self.base.config.workload))
+            advice = advice_line(self.overrides, drawn_requests(self.config.workload))
             print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command, advice])))
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)

@@ -113,11 +113,11 @@ class ReplicaSearch(LimitSearch):
 
     def fleet(self, value: float) -> tuple[int, int]:
         """How many serve then, and how many of them prefill alone."""
-        return int(value), self.base.config.fleet.prefill
+        return int(value), self.config.fleet.prefill
 
     def devices(self, value: float) -> int:
         """Of all that serve then."""
-        config, (replicas, prefill) = self.base.config, self.fleet(value)
+        config, (replicas, prefill) = self.config, self.fleet(value)
         groups = read_groups(config.fleet.groups, replicas, prefill)
         own = [group.replicas * with_settings(config, group.settings).executor.devices for group in groups]
         return sum(own) if groups else replicas * config.executor.devices
@@ -206,8 +206,8 @@ class SplitSearch(ReplicaSearch):
         return [f"{best}; of {count(len(self.ended), 'run')}", *errors, self.command(found.holds)]
 
     def named(self, value: float) -> str:
-        prefill, replicas = int(value), self.base.config.fleet.replicas
+        prefill, replicas = int(value), self.config.fleet.replicas
         return f"{prefill} : {replicas - prefill}" if prefill else "no split"
 
     def fleet(self, value: float) -> tuple[int, int]:
-        return self.base.config.fleet.replicas, int(value)
+        return self.config.fleet.replicas, int(value)

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from kvlab.config import RunConfig, TrackingConfig
+from kvlab.config import RunConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
-from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.digest import config_digest, digest_of
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
@@ -37,14 +37,28 @@ class Ended:
 
 
 class Trials:
-    """Runs with `overrides` in folders of `directory`. `unwritten` has what could not be written, `interrupted`
-    says that a run was.
+    """Runs of `config` with other settings besides `overrides`, in folders of `directory`. That is in `output`, by
+    the `name` of the search: its `aim`, and a digest of the `parts` that tell it from others. `unwritten` has what
+    could not be written, `interrupted` says that a run was.
     """
 
-    def __init__(self, overrides: Sequence[str], directory: Path, compose: Compose, console: Terminal) -> None:
-        check_directory("output", directory)
-        self.overrides, self.directory, self.console = overrides, directory, console
-        self._compose = compose
+    def __init__(
+        self,
+        aim: str,
+        parts: Sequence[str],
+        config: RunConfig,
+        overrides: Sequence[str],
+        output: str,
+        compose: Compose,
+        console: Terminal,
+    ) -> None:
+        self._digest = digest_of("\n".join(parts))
+        named = redact(f"{config.model.name}-{config.workload.name}")
+        self.name = f"{aim}-{named}-{self._digest[:8]}"
+        self.directory = Path(output).expanduser() / self.name
+        check_directory("output", self.directory)
+        self.overrides, self.console = overrides, console
+        self._config, self._compose = config, compose
         self.interrupted = False
         self.unwritten: list[object] = []
         self._tracker = Tracker()
@@ -90,20 +104,21 @@ class Trials:
         common = set.intersection(*map(set, metrics))
         return Ended({name: median(run[name] for run in metrics) for name in common}, is_kept=kept == repeats)
 
-    def first(self, folder: str, repeats: int) -> Path:
+    def first(self, folder: str) -> Path:
         """Where the results of a point's first run are."""
-        return self.directory / folder / ("0" if repeats > 1 else "")
+        return self.directory / folder / ("0" if self._config.repeats > 1 else "")
 
-    def open_parent(self, tracking: TrackingConfig, digest: str, name: str, params: Mapping[str, object]) -> None:
+    def open_parent(self, params: Mapping[str, object]) -> None:
         """Open the parent run, or go on with that of an earlier search; without a store that works, warn."""
         try:
-            history = open_history(tracking)
+            history = open_history(self._config.tracking)
             if history is None:
                 return
-            parent = history.parent("tune", digest)
+            parent = history.parent("tune", self._digest)
             if parent is not None:
                 history.close_open_runs(parent, exclusive=False)  # several processes may share a search
-            self._tracker = history.open_parent("tune", digest, parent, name=name, params=dict(params))
+            named = {**params, "tune.study": self.name}
+            self._tracker = history.open_parent("tune", self._digest, parent, name=self.name, params=named)
         except TrackingError as error:
             warn(error)
 
