@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -21,6 +22,12 @@ def shown(value: object, text_of: Callable[[object], str] = str, *, most: int = 
     except ValueError:  # Python writes no whole number of more than some 4,000 digits
         text = "(a number of thousands of digits)"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def nearest(name: str, known: Iterable[str], question: str) -> str:
+    """The `question` whether a mistaken name means the one that is most like it, in place of {}; empty: none is."""
+    near = get_close_matches(name, list(known), n=1)
+    return question.format(near[0]) if near else ""
 
 
 class KvlabError(Exception):

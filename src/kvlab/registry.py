@@ -10,13 +10,12 @@ implementation, a registry knows what is in its package by the names of the pack
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -86,9 +85,8 @@ class Registry(Generic[T]):
         """
         names = self.names()
         if name not in names:
-            close = get_close_matches(name, names, n=1)
-            hint = f"; did you mean {close[0]}?" if close else "; a name of your own needs plugins=[<module>]"
-            raise ConfigError(key or self.key, name, f"unknown; known: {', '.join(names)}{hint}")
+            hint = nearest(name, names, "did you mean {}?") or "a name of your own needs plugins=[<module>]"
+            raise ConfigError(key or self.key, name, f"unknown; known: {', '.join(names)}; {hint}")
 
     def _owner(self, name: str) -> str | None:
         """Who has a name: what is registered, or one of kvlab's modules that is not imported yet."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from kvlab.cli.mistakes import explained
 from kvlab.cli.overrides import written_out
 from kvlab.cli.resolvers import TAKEN
 from kvlab.config import RunConfig
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, nearest
 from kvlab.lab.settings import Composition, flatten
 from kvlab.paths import CONF
 from kvlab.peers.engines import is_peer
@@ -64,8 +63,7 @@ def _check_keys(node: DictConfig, raw: Mapping[str, Any], prefix: str = "") -> N
     known = [field.name for field in fields(kind)]
     for key, value in raw.items():
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            hint = nearest(key, known, f"did you mean {prefix}{{}}? ")
             raise ConfigError(f"{prefix}{key}", value, f"unknown; {hint}known: {', '.join(known)}")
         if isinstance(value, dict):
             _check_keys(node[key], value, f"{prefix}{key}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from kvlab.cli.overrides import check_key
 from kvlab.config import HardwareConfig, RunConfig
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.groups import OWN_KEYS, check_setting, differences
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, nearest
 from kvlab.lab.settings import flatten
 from kvlab.paths import CONF
 
@@ -74,8 +73,8 @@ def _flat(group: dict[str, Any], key: str) -> dict[str, Any]:
     for name, value in flat.items():
         if name in OWN_KEYS or name == "hardware":
             continue
-        if "." not in name and (near := get_close_matches(name, (*OWN_KEYS, "hardware"), n=1)):
-            raise ConfigError(f"{key}.{name}", value, f"unknown; did you mean {near[0]}?")
+        if "." not in name and (text := nearest(name, (*OWN_KEYS, "hardware"), "unknown; did you mean {}?")):
+            raise ConfigError(f"{key}.{name}", value, text)
         try:
             check_key(name, str(value))
         except ConfigError as error:
@@ -88,8 +87,7 @@ def _hardware(key: str, name: object) -> DictConfig:
     """The device of a file in `conf/hardware`. Raises ConfigError for one that there is not."""
     files = {file.stem: file for folder in (CONF, Path("conf")) for file in (folder / "hardware").glob("*.yaml")}
     if name not in files:
-        near = get_close_matches(str(name).lower(), files, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(str(name).lower(), files, "; did you mean {}?")
         raise ConfigError(key, name, f"unknown; known: {', '.join(sorted(files))}{hint}")
     return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.load(files[str(name)])))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from importlib import import_module
@@ -10,6 +9,7 @@ from keyword import iskeyword
 from typing import NamedTuple
 
 from kvlab.cli.settings import fail
+from kvlab.errors import nearest
 
 
 class Command(NamedTuple):
@@ -85,8 +85,7 @@ def main() -> None:
         sys.argv = [program, *arguments[1:]]
         import_module(module_of(name)).main()
     else:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = nearest(name, COMMANDS, "did you mean {}? ")
         fail(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from traceback import walk_tb
 
-from kvlab.errors import ConfigError, KvlabError, shown
+from kvlab.errors import ConfigError, KvlabError, nearest, shown
 from kvlab.lab.files import refusal
 from kvlab.secrets import redact, redacted
 
@@ -71,8 +70,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
 
 def _unknown_choice(group: str, name: str, known: list[str]) -> ConfigError:
     """A group's option that there is none of, with the nearest that there is."""
-    near = get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = nearest(name.lower(), known, "; did you mean {}?")
     return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")
 
 

@@ -6,7 +6,6 @@ They are written as those of a run, key=value in Hydra's grammar, and may stand 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_or
 
 from kvlab.cli.mistakes import explained
 from kvlab.cli.output import lasting_output
-from kvlab.errors import ConfigError, KvlabError, printable
+from kvlab.errors import ConfigError, KvlabError, nearest, printable
 from kvlab.lab.settings import setting as setting
 from kvlab.secrets import redact, redacted_output
 
@@ -73,8 +72,7 @@ def unknown_setting(schema: type, argument: str) -> ConfigError:
     """The error for a key=value that `schema` does not have."""
     key, _, value = argument.partition("=")
     known = list(_types(schema))
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = nearest(key, known, "did you mean {}? ")
     return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
 
 
