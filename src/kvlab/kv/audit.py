@@ -1,4 +1,4 @@
-"""Checks that a pool's tables, its allocator and its index agree."""
+"""Checks that a pool's tables, its allocator and its index agree, and its tiers with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.table import BlockTables
-from kvlab.kv.tiers.audit import broken
 from kvlab.kv.tiers.offload import Offload
 
 
@@ -64,7 +63,7 @@ def audit(
             findings.append(Finding("overrun", f"slot {slot}", detail))
         findings += _groups(slot, groups)
     kept = [Finding("retention", *flaw) for flaw in allocator.eviction.broken()]
-    below = [Finding("tier", *flaw) for flaw in broken(offload, tables, allocator)]
+    below = [Finding("tier", *flaw) for flaw in _tiers(offload, tables, allocator)]
     return findings + _contents(allocator, is_free, index) + kept + below
 
 
@@ -115,3 +114,25 @@ def _contents(allocator: BlockAllocator, is_free: Callable[[int], bool], index: 
         Finding("content", f"block {block}", detail, tuple(allocator.owners.holders(block)))
         for block, detail in sorted(wrong.items())
     ]
+
+
+def _tiers(offload: Offload, tables: BlockTables, allocator: BlockAllocator) -> Iterator[tuple[str, str]]:
+    """Where tiers, and what is being loaded from them, do not agree with the pool: whose, and how."""
+    for tier in offload.tiers:
+        yield from ((tier.name, text) for text in tier.broken())
+        loading = Counter(key for load in offload.loads if load.tier is tier for key in load.blocks)
+        if loading + offload.swaps.held(tier) != tier.held():
+            yield tier.name, "its held contents are not those that are being loaded or were swapped out"
+    if dead := offload.waiting.keys() - tables.live:
+        yield "loads", f"slots {sorted(dead)} wait for loads and are not live"
+    for load in offload.loads:
+        for block in load.blocks.values():
+            if not allocator.ref_count(block) or allocator.content(block) is not None:
+                yield f"block {block}", "a content is loaded to it, but nobody holds it or it has one already"
+    blocks = [block for load in offload.loads for block in load.blocks.values()]
+    if len(blocks) > len(set(blocks)):
+        yield "loads", "two contents are loaded to one block"
+    if {key: load for load in offload.loads for key in load.blocks} != offload.loading:
+        yield "loads", "what is being loaded is not what the loads are of"
+    if any(not load.users for load in offload.loads):
+        yield "loads", "a load goes on that no slot waits for"
