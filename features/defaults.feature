@@ -55,6 +55,23 @@ Feature: Right by default
         | workload.think_s=2.0                | workload.turns of 2 or more   |
         | executor.memory_utilization=0.5     | executor=simulated            |
 
+    @R23.3
+    Scenario Outline: <setting> is of another view, rule or device
+      When I run "executor=simulated hardware=h100_sxm kv.num_blocks=64 workload.num_requests=4 <with> <setting> figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "warning: <setting> has no effect here: it is read by <by>"
+
+      Examples:
+        | with                                  | setting                     | by                                                |
+        | fleet.replicas=2                      | fleet.load_s=3.0            | a router whose view of load is polled             |
+        | fleet.replicas=2                      | fleet.prefixes=events       | the routers cache_aware, precise                  |
+        | fleet.replicas=2 fleet.router=precise | fleet.memory_blocks=3       | a router that remembers what it sent              |
+        | fleet.replicas=2 fleet.router=load    | fleet.weights.prefix=2.0    | a router that sees prefixes                       |
+        | fleet.replicas=2                      | fleet.link.gb_s=3.0         | fleet.prefill of 1 or more                        |
+        | fleet.replicas=2                      | fleet.scale.warm_up_s=3.0   | fleet.scale.on                                    |
+        |                                       | executor.threads=2          | executors that compute                            |
+        |                                       | executor.timing_path=x      | executor=simulated executor.timing=fitted         |
+
   Rule: A key that is not there is answered with the one that was meant
 
     @R23.4

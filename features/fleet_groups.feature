@@ -54,6 +54,8 @@ Feature: Fleets of unequal replicas
         | [{count:2,hardware:h100}]                |                     | fleet.groups[0].hardware=h100: unknown; known: ... did you mean h100_sxm? |
         | [{count:2,kv:{num_blocks:0}}]            |                     | fleet.groups[0].kv.num_blocks=0: must be a number, at least 1 |
         | [{count:two}]                            |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
+        | [{count:true}]                           |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
+        | [1]                                      |                     | fleet.groups=[1]: must be a list of groups, as [{count: 2, hardware: l40s}] in quotes |
         | [{count:2},{kv.num_blocks:8}]            |                     | fleet.replicas=1: leaves none for the group num_blocks=8 of fleet.groups, which has no count; take more, or give it one, as {count: 2} |
         | [{kv.num_blocks:8},{kv.num_blocks:9}]    | fleet.replicas=4    | fleet.groups=num_blocks=8 and num_blocks=9: have no count of replicas; one group may be without, or one of each role |
         | [{count:2,model.name:other}]             |                     | fleet.groups[0].model.name=other: replicas behind a router serve one model |

@@ -266,6 +266,7 @@ Feature: Fleets
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
         | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
+        | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=80 | fleet.scale.target=80.0: is a share of the blocks, at most 1, as 0.8 |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.life=[1:die:1] | fleet.life=1:die:1: is of replica 1, and whether it serves a rule decides; leave it out |
         | fleet.replicas=3 fleet.prefill=1 fleet.prefill_scale.on=kv fleet.prefill_scale.target=1 fleet.prefill_scale.least=2 | fleet.prefill_scale.least=2: is more than fleet.prefill=1, the most; take fewer |

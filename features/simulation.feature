@@ -119,7 +119,14 @@ Feature: Simulation
     Scenario: Each predicted latency says how near it is likely to be
       Given the tables of measured operations
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm" on a tiny model
-      Then the message says "predicted: ttft ... (measured deployments like this: within ... %, 90 % of them); tpot ... (measured deployments like this"
+      Then the message says "predicted: mean ttft ... (measured deployments like this: within ... %, 90 % of them); mean tpot ... (measured deployments like this"
+
+    @R29.21
+    Scenario: What is not in measured operations, and what a mixture's weights are stored in
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=gpt_oss_20b hardware=h100_sxm hardware.bandwidth_gb_s=64 workload.num_requests=2 figures=false" on a tiny model
+      Then the message says "20,915 M parameters, 12.8 GiB in bfloat16 and mxfp4"
+      And the message says "warning: hardware.bandwidth_gb_s=64 has no effect here: timing silicon (vllm ... on h100_sxm) was measured; executor.timing=roofline reads it"
 
     @R29.4
     Scenario: Two devices over PCIe exchange as the version did that is asked for

@@ -14,7 +14,7 @@ Feature: How far predicted figures may be off
   Scenario Outline: What is found by <search>
     Given the tables of measured operations
     When I tune on a measured device "<search>"
-    Then the message says "predicted: nine of ten measured deployments like this had mean ttft within ... % and tpot within ... %; so far off ... to ... % are within the limits<more>"
+    Then the message says "predicted: nine of ten measured deployments like this had mean ttft within ... % and tpot within ... %; if that far off, ... to ... % are within the limits<more>"
     And of "measured vllm deployments of dense models had tpot" it is said once
 
     Examples:

@@ -61,7 +61,10 @@ def test_a_figure_is_told_with_what_it_is_worth() -> None:
     found = interval(HERE, "ttft")
     assert found is not None
     text = sentence({"ttft": 35_400.0}, {"ttft": found})
-    assert text == f"ttft 35.4 s (measured deployments like this: within {100 * found.within:.0f} %, 90 % of them)"
+    assert (
+        text
+        == f"mean ttft 35.4 s (measured deployments like this: within {100 * found.within:.0f} %, 90 % of them)"
+    )
 
 
 def test_errors_are_never_more_than_all_of_it() -> None:
@@ -84,3 +87,8 @@ def test_devices_that_were_measured_and_not() -> None:
     assert (how_sure("vllm", "l40s", is_sparse=False) or "").endswith("on l40s, where more is to be expected")
     assert "none is" not in (how_sure("vllm", "h100_sxm", is_sparse=False) or "none is")
     assert how_sure("mine", "l40s", is_sparse=False) is None
+
+
+def test_an_error_that_is_no_prediction_is_a_factor() -> None:
+    assert accuracy.bound(2.0) == "200 %"
+    assert accuracy.Interval(-0.5, 2140.36, 40).text().endswith("like this: within a factor of 2,141, 90 % of them")

@@ -50,7 +50,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     if isinstance(error, OSError) and error.filename is not None:
         return ConfigError("hydra.run.dir", error.filename, refusal(error))
     texts = [" ".join(_NOT_SAID.sub("", str(raised)).split()) for raised in chain]
-    reason = "; ".join(filter(None, dict.fromkeys(texts)))
+    reason = "; ".join(text for text in dict.fromkeys(texts) if text and "$VALUE" not in text)
     keys = {str(getattr(raised, "full_key", "") or "") for raised in chain} - {""}
     written = getattr(error, "override", None)  # of one that cannot be parsed
     if choice := re.search(r"Could not find '(.+)' Available options in '(.+)': (.+)", reason):
@@ -61,6 +61,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason += "other characters than letters and digits, as \"run_name='a, b'\""
     elif "list index out of range" in reason:
         reason = "is of no group that is written before it; the first is 0"
+    elif name == "fleet.groups" and "Dict[str, Any]" in reason:
+        reason = "must be a list of groups, as [{count: 2, hardware: l40s}] in quotes"
     elif "is not a ListConfig" in reason or "with ListConfig" in reason:
         reason = "must be a list, as [a,b] in quotes"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):

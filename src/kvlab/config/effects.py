@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from kvlab.config.run import RunConfig
@@ -29,6 +29,27 @@ def _chosen(key: str, *names: str) -> Callable[[RunConfig], bool]:
         return value in names or value not in registry(key).own_names()
 
     return is_read
+
+
+#: Routers that look at replicas' queues and memory, and at their prefix caches.
+_OF_LOAD = ("vllm", "precise", "estimated", "load", "sticky", "dynamo", "oracle")
+_OF_PREFIXES = ("cache_aware", "precise", "estimated", "sticky", "dynamo", "oracle")
+
+
+def _sees_load(config: RunConfig) -> bool:
+    return config.fleet.replicas > 1 and _chosen("fleet.router", *_OF_LOAD)(config)
+
+
+def _sees_prefixes(config: RunConfig) -> bool:
+    adds = config.fleet.router == "load" and config.fleet.weights.prefix is not None
+    return config.fleet.replicas > 1 and (adds or _chosen("fleet.router", *_OF_PREFIXES)(config))
+
+
+def _feeds(config: RunConfig, view: str) -> str:
+    """What feeds the router's view, `load` or `prefixes`: as set, or as the router does by default."""
+    given: str = getattr(config.fleet, view)
+    usual: str = getattr(registry("fleet.router").get(config.fleet.router), view)
+    return usual if given == "auto" else given
 
 
 def _is_simulated(config: RunConfig) -> bool:
@@ -59,7 +80,10 @@ CONDITIONS = (
         "kv.offload_eviction", lambda config: bool(config.kv.offload or config.kv.offload_disk), "kv.offload"
     ),
     Condition("executor.timing", _is_simulated, "executor=simulated"),
-    Condition("executor.timing_path", _is_simulated, "executor=simulated"),
+    Condition(
+        "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
+    ),
+    Condition("executor.threads", lambda config: not _is_simulated(config), "executors that compute"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
     Condition(
@@ -70,30 +94,52 @@ CONDITIONS = (
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
-        for name in (
-            "router",
-            "load",
-            "load_s",
-            "prefixes",
-            "events_ms",
-            "events_lost",
-            "memory_blocks",
-            "life",
-            "scale",
-            "store",
-            "neighbours",
+        for name in ("router", "life", "store", "neighbours")
+    ),
+    Condition("fleet.load", _sees_load, f"the routers {', '.join(_OF_LOAD)} of 2 replicas or more"),
+    Condition(
+        "fleet.load_s",
+        lambda config: _sees_load(config) and _feeds(config, "load") == "polled",
+        "a router whose view of load is polled (fleet.load)",
+    ),
+    Condition("fleet.prefixes", _sees_prefixes, f"the routers {', '.join(_OF_PREFIXES)} of 2 replicas or more"),
+    *(
+        Condition(
+            f"fleet.{name}",
+            lambda config: _sees_prefixes(config) and _feeds(config, "prefixes") == "events",
+            "a router that learns prefixes from events (fleet.prefixes)",
         )
+        for name in ("events_ms", "events_lost")
+    ),
+    Condition(
+        "fleet.memory_blocks",
+        lambda config: _sees_prefixes(config) and _feeds(config, "prefixes") == "memory",
+        "a router that remembers what it sent (fleet.prefixes)",
+    ),
+    Condition(
+        "fleet.scale",
+        lambda config: config.fleet.replicas > 1 and config.fleet.scale.on is not None,
+        "fleet.scale.on, with fleet.replicas of 2 or more",
     ),
     *(
         Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
-        for name in ("split_tokens", "handshake", "prefill_scale")
+        for name in ("split_tokens", "handshake")
+    ),
+    Condition(
+        "fleet.prefill_scale",
+        lambda config: config.fleet.prefill > 0 and config.fleet.prefill_scale.on is not None,
+        "fleet.prefill_scale.on, with fleet.prefill of 1 or more",
     ),
     Condition(
         "fleet.link",
         lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),
         "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
     ),
-    Condition("fleet.store_weight", lambda config: config.fleet.store is not None, "fleet.store"),
+    Condition(
+        "fleet.store_weight",
+        lambda config: config.fleet.store is not None and _sees_prefixes(config),
+        "fleet.store, with a router that sees prefixes",
+    ),
     Condition(
         "fleet.pull",
         lambda config: bool(config.fleet.store or config.fleet.neighbours),
@@ -101,6 +147,11 @@ CONDITIONS = (
     ),
     Condition(
         "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"
+    ),
+    Condition(
+        "fleet.weights.prefix",
+        lambda config: config.fleet.router != "load" or _feeds(config, "prefixes") != "none",
+        "a router that sees prefixes: precise, estimated, or load with fleet.prefixes",
     ),
     Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),
     Condition("workload.burstiness", lambda config: config.workload.arrival == "gamma", "workload.arrival=gamma"),
@@ -123,13 +174,24 @@ CONDITIONS = (
 
 def without_effect(config: RunConfig) -> list[str]:
     """A sentence for each setting that has another value than its default, and that nothing of the run reads."""
-    sentences = []
+    sentences = dict[str, str]()
     for condition in CONDITIONS:
-        group, name = condition.key.split(".")
-        section: Any = getattr(config, group)
-        value = getattr(section, name)
-        field = next(field for field in fields(section) if field.name == name)
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        if value != default and not condition.is_read(config):
-            sentences.append(f"{condition.key}={value} has no effect here: it is read by {condition.by}")
-    return sentences
+        if condition.is_read(config):
+            continue
+        section: Any = config
+        *groups, name = condition.key.split(".")
+        for group in groups:
+            section = getattr(section, group)
+        for key, value in _set(section, name, condition.key):
+            sentences.setdefault(key, f"{key}={value} has no effect here: it is read by {condition.by}")
+    return list(sentences.values())
+
+
+def _set(section: Any, name: str, key: str) -> Iterator[tuple[str, object]]:
+    """What was set of a section's value, by key: of one that has settings of its own each of these."""
+    value = getattr(section, name)
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _set(value, field.name, f"{key}.{field.name}")
+    elif value != getattr(type(section)(), name):
+        yield key, value

@@ -85,6 +85,8 @@ class ScaleConfig:
                 raise ConfigError(f"{key}.least", self.least, f"is more than {of}, the most; take fewer")
         if self.target is not None and not 0 < self.target <= MOST:
             raise ConfigError(f"{key}.target", self.target, "must be more than 0")
+        if self.on == "kv" and self.target_given > 1:
+            raise ConfigError(f"{key}.target", self.target, "is a share of the blocks, at most 1, as 0.8")
         at_least(f"{key}.least", self.least, 1)
         at_least(f"{key}.warm_up_s", self.warm_up_s, 0, MOST)
         at_least(f"{key}.every_s", self.every_s, 0.01, MOST)

@@ -37,7 +37,7 @@ def read_groups(groups: Iterable[Mapping[str, Any]], replicas: int, prefill: int
     for number, group in enumerate(groups):
         key, settings = f"fleet.groups[{number}]", {k: v for k, v in group.items() if k not in OWN_KEYS}
         count, role = group.get("count"), group.get("role")
-        if count is not None and not isinstance(count, int):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
             text = "needs a count of replicas, a whole number, as {count: 2, hardware: l40s}"
             raise ConfigError(key, dict(group), text)
         at_least(f"{key}.count", count, 1)

@@ -105,7 +105,7 @@ def _weights_formula(plan: CapacityPlan) -> str:
     head = weights.output if settings.output_dtype != settings.matrix_dtype else 0
     stored = settings.matrix_dtype
     if isinstance(model, SparseConfig):
-        stored = " and ".join(dict.fromkeys(model.formats(settings.weights, settings.dtype)))
+        stored = model.stored(settings.weights, settings.dtype)
     text = f"{model.num_parameters:,} parameters, matrices in {stored} "
     text += "".join(f"({says}) " for name, says in DESCRIBED.items() if name in stored.split(" and "))
     text += format_bytes(weights.matrices - head)

@@ -156,6 +156,10 @@ class SparseConfig(DecoderConfig):
         body = "fp8_block" if self.quantization == "fp8_block" else dtype
         return Formats(body, body, body, self.quantization or dtype)
 
+    def stored(self, weights: str, dtype: str) -> str:
+        """These in words, as bfloat16 and mxfp4."""
+        return " and ".join(dict.fromkeys(self.formats(weights, dtype)))
+
     @property
     def kv_copies(self) -> int:
         """Devices that each have the K and V of a token: latents are whole on all that share a sequence, and so is

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 FILE = Path(__file__).parent / "held_out.csv"
 FEWEST, NEAREST = 16, 40
+_MOST_PERCENT = 2.0  # an error of more is said as a factor
 FIGURES = ("tpot", "ttft")
 
 
@@ -74,7 +75,12 @@ class Interval(NamedTuple):
 
     def text(self) -> str:
         """In words, behind a predicted figure."""
-        return f"measured deployments like this: within {100 * self.within:.0f} %, 90 % of them"
+        return f"measured deployments like this: within {bound(self.within)}, 90 % of them"
+
+
+def bound(error: float) -> str:
+    """The largest of some errors in words: in percent, or where most of it is no prediction as a factor."""
+    return f"{100 * error:.0f} %" if error <= _MOST_PERCENT else f"a factor of {1 + error:,.0f}"
 
 
 def _same_device_and_model(case: Case, other: Case) -> bool:
@@ -211,7 +217,7 @@ def how_sure(framework: str, device: str, *, is_sparse: bool) -> str | None:
     if not known:
         return None
     devices = sorted({row.case.device for row in known})
-    figures = [f"{figure} within {100 * _within(known, figure):.0f} %" for figure in FIGURES]
+    figures = [f"{figure} within {bound(_within(known, figure))}" for figure in FIGURES]
     measured = f"{len(known)} measured {framework} deployments of {kind_of(is_sparse)}"
     text = f"nine of ten of {measured} had {' and '.join(figures)}"
     return text if device in devices else f"{text}; none is on {device}, where more is to be expected"
@@ -222,7 +228,7 @@ def sentence(figures_ms: Mapping[str, float], errors: Mapping[str, Interval]) ->
     parts = []
     for figure, predicted in figures_ms.items():
         shown = f"{predicted / 1000:.3g} s" if predicted >= 1000 else f"{predicted:.3g} ms"
-        parts.append(f"{figure} {shown} ({errors[figure].text()})")
+        parts.append(f"mean {figure} {shown} ({errors[figure].text()})")
     return "; ".join(parts)
 
 

@@ -178,7 +178,7 @@ def replica_table(every: Sequence[ReplicaFigures], first: int = 0) -> Table:
     pulled, output tokens, most sequences that ran and waited, time in steps, and the median time to first token.
     """
     pulls = ["pulled"] if any(figures.pulled_tokens for figures in every) else []
-    names = ("ended", "prompts", "found", *pulls, "outputs", "run", "wait", "busy", "ttft p50")
+    names = ("ended", "prompts", "found", *pulls, "outputs", "most run", "most wait", "busy", "ttft p50")
     table = new_table("replica", *names)
     for number, figures in enumerate(every, first):
         rate = f"{100 * figures.hit_tokens / figures.prompt_tokens:.1f} %" if figures.prompt_tokens else "-"

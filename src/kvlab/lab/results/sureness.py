@@ -11,7 +11,7 @@ from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import ATTAINMENT, service_levels
 from kvlab.models.sparse import is_mixture
-from kvlab.simulation.accuracy import FIGURES, Case, Interval, interval, ratios, sentence
+from kvlab.simulation.accuracy import FIGURES, Case, Interval, bound, interval, ratios, sentence
 from kvlab.simulation.timings.silicon import SiliconTiming
 
 ACCURACY = "accuracy"  # of a run's summary
@@ -79,7 +79,7 @@ def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = Fals
     if not known:
         return None
     widest = {name: max(abs(error) for found in known for error in found[name]) for name in reversed(FIGURES)}
-    parts = [f"{name} within {100 * error:.0f} %" for name, error in widest.items()]
+    parts = [f"{name} within {bound(error)}" for name, error in widest.items()]
     text = f"predicted: nine of ten measured deployments like this had mean {' and '.join(parts)}"
     if len(known) == 1:
         text += _attained(known[0]["attainment"])
@@ -109,4 +109,8 @@ def _ratios_of(kinds: Collection[tuple[str, bool]]) -> str:
 
 
 def _attained(attainment: Sequence[float] | None) -> str:
-    return "" if attainment is None else "; so far off {:.1f} to {:.1f} % are within the limits".format(*attainment)
+    return (
+        ""
+        if attainment is None
+        else "; if that far off, {:.1f} to {:.1f} % are within the limits".format(*attainment)
+    )

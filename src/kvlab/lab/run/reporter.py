@@ -26,7 +26,7 @@ from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
-from kvlab.models.sparse import is_mixture
+from kvlab.models.sparse import SparseConfig, is_mixture
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.silicon import SiliconTiming
@@ -85,8 +85,12 @@ class Reporter:
             name = f"{group.replicas} of {group.name}: " if own.groups else ""
             if own.groups:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
-            if group.plan.timing is not None:
-                self._once(name + _as_simulated(group.plan, group.plan.timing))
+            if (timing := group.plan.timing) is not None:
+                self._once(name + _as_simulated(group.plan, timing))
+                hardware = group.plan.config.hardware
+                for setting in timing.unread(hardware) if hardware else ():
+                    text = f"{name}{setting} has no effect here: timing {timing.description} was measured"
+                    self.note(f"{text}; executor.timing=roofline reads it")
 
     def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -147,7 +151,10 @@ class Reporter:
 def _weights(plan: RunPlan) -> str:
     """A model, and what its weights are kept in."""
     config, kept = plan.config, ", kept in 12 bits each" if plan.weights_format == "compact" else ""
-    size = f"{format_bytes(plan.weights.parameters)} in {config.executor.weights_dtype}{kept}"
+    stored = config.executor.weights_dtype
+    if isinstance(plan.model, SparseConfig):
+        stored = plan.model.stored(config.executor.weights, config.executor.dtype)
+    size = f"{format_bytes(plan.weights.parameters)} in {stored}{kept}"
     return f"{redact(config.model.name)}: {plan.model.num_parameters / 1e6:,.0f} M parameters, {size}"
 
 

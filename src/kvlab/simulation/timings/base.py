@@ -54,6 +54,10 @@ class Timing(ABC):
     def description(self) -> str:
         """Where its times come from, in words: a run says so wherever it says that it is simulated."""
 
+    def unread(self, hardware: HardwareConfig) -> list[str]:
+        """Settings of the device, as key=value, that are in none of the times."""
+        return []
+
     def remark(self, steps: Sequence[StepRecord]) -> str | None:
         """What a user should know of the times of a run's steps; None: nothing."""
         return None

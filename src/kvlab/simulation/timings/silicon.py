@@ -29,7 +29,7 @@ from operator import add
 
 import numpy as np
 
-from kvlab.config import EngineConfig
+from kvlab.config import EngineConfig, HardwareConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import Division, Formats, SparseConfig
@@ -130,6 +130,9 @@ class SiliconTiming(StepTiming):
     @property
     def description(self) -> str:
         return f"silicon ({self._tables.name})"
+
+    def unread(self, hardware: HardwareConfig) -> list[str]:
+        return self._tables.unread(hardware)
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self.run_s(new_tokens, lengths[None], sampled)[0]
