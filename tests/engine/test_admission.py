@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Sequence, SequenceStatus
+from kvlab.core import Request, SamplingParams, Sequence, SequenceStatus
 from kvlab.engine.scheduler import build_scheduler
 from kvlab.kv.pools.paged import PagedKVCachePool
 from tests.support.engines import drain, make_engine, request
 from tests.support.executors import RecordingExecutor
-from tests.support.model import expected_tokens
+from tests.support.model import expected_tokens, prompt_for
 from tests.support.pools import paged_pool, slotted_pool
 
 
@@ -67,6 +67,17 @@ class TestMemoryBudget:
         engine.step()
         assert large.status is SequenceStatus.WAITING
         drain(engine)
+
+    def test_samples_reserve_what_each_has_of_its_own(self) -> None:
+        """A request holds 6 blocks at its end, and its second sample shares the 4 that the prompt fills."""
+        executor = RecordingExecutor()
+        engine = make_engine(executor=executor, max_batched_tokens=512, admission_reserve=0, reserve_output=True)
+        for index in range(4):
+            sampling = SamplingParams(max_tokens=7, n=2)
+            engine.add_request(Request(f"r{index}", prompt_for(f"r{index}", 17), sampling))
+        records = drain(engine)
+        assert list(executor.steps[0]) == ["r0", "r1", "r2"]
+        assert not any(record.preempted for record in records)
 
     def test_contiguous_slots_are_the_budget_where_there_are_no_pages(self) -> None:
         engine = make_engine(slotted_pool(3))

@@ -49,6 +49,12 @@ class TestPrefillWait:
         found = steps({"b": 1.0, "c": 2.0}, prefill_wait_steps=5, prefill_wait_tokens=9)
         assert found[:4] == ["a", "a", "abc", "abc"]
 
+    def test_those_that_find_no_room_are_not_among_them(self) -> None:
+        found = steps(
+            {"b": 1.0, "c": 1.0}, prefill_wait_steps=4, prefill_wait_tokens=9, max_batch_size=2
+        )  # `b` alone is 4 tokens beside one that decodes
+        assert found[:6] == ["a", "a", "a", "a", "a", "ab"]
+
     def test_nothing_waits_where_nothing_decodes(self) -> None:
         assert steps({"b": 0.0}, prefill_wait_steps=5)[0] == "ab"
 

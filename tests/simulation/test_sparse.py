@@ -106,6 +106,14 @@ class TestBytes:
         assert plan.weights.matrices == chosen // 2 + 2 * in_16_bits
         assert plan.weights.scales == chosen // 16 + 4 * 2 * layers * experts
 
+    def test_of_nvfp4_hold_the_outputs_projection_alone_of_deepseeks_attention(self) -> None:
+        plan = planned("deepseek_v3", "executor.dtype=bfloat16", "executor.weights=nvfp4", "hardware.memory=2TiB")
+        hidden, layers, heads, experts, size = 7168, 61, 128, 256, 2048
+        queries, latents = 1536 * hidden + heads * 192 * 1536, 576 * hidden + heads * 256 * 512
+        in_16_bits = layers * (queries + latents) + 58 * experts * hidden + 129_280 * hidden
+        quantised = layers * hidden * heads * 128 + 3 * hidden * (3 * 18_432 + 58 * (experts + 1) * size)
+        assert plan.weights.matrices == quantised // 2 + 2 * in_16_bits
+
     def test_of_kimi_k2_5_are_those_of_the_published_files(self) -> None:
         plan = planned("kimi_k2_5", "executor.dtype=bfloat16", "hardware.memory=999GiB")
         experts = 60 * 384 * 3 * 7168 * 2048

@@ -73,8 +73,12 @@ class BlockKeys(Sequence[Key]):
     def __getitem__(self, index: slice) -> list[Key]: ...
 
     def __getitem__(self, index: int | slice) -> Key | list[Key]:
-        self._make(self._count if isinstance(index, slice) else range(self._count)[index] + 1)
-        return self._made[index]
+        if isinstance(index, slice):
+            self._make(self._count)
+            return self._made[index]
+        place = range(self._count)[index]  # of one counted from the end, too: those behind it may not be made
+        self._make(place + 1)
+        return self._made[place]
 
     def _make(self, count: int) -> None:
         """Make the first `count`, as far as they are not there."""
