@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from kvlab.cli.compose import compose_run
 from kvlab.config import FrameworkConfig, KVConfig, ModelConfig, PreemptionConfig, SchedulerConfig
+from kvlab.config.effects import without_effect
 from kvlab.config.fleet import FleetConfig, LinkConfig, WeightsConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
@@ -118,6 +120,14 @@ def test_one_replica_behind_any_router_is_the_engine_itself(router: str, framewo
     log = serve(fleet_of(FleetConfig(router=router), framework=framework, is_open=True), requests)
     assert log.records == expected.records
     assert list(log.steps) == list(expected.steps)
+
+
+@pytest.mark.parametrize("router", ROUTERS.names())
+def test_what_knows_prefixes_is_said_to_be_read_by_the_routers_that_have_such_a_view(router: str) -> None:
+    words = ["executor=simulated", "fleet.replicas=2", f"fleet.router={router}", "fleet.prefixes=exact"]
+    sentences = without_effect(compose_run(words).config)
+    unread = any(sentence.startswith("fleet.prefixes=exact has no effect") for sentence in sentences)
+    assert unread == (ROUTERS.get(router).prefixes == "none")
 
 
 def test_round_robin_over_three_is_three_engines() -> None:

@@ -47,8 +47,8 @@ def as_word(key: str, value: object) -> str:
     """A setting as it is typed on a command line, without the quotes that a shell needs."""
     if not isinstance(value, str):
         return f"{key}={_as_text(value)}"
-    escaped = value.replace('"', '\\"')
-    return f"{key}={value}" if _PLAIN.fullmatch(value) else f'{key}="{escaped}"'
+    word = value if _PLAIN.fullmatch(value) else _quoted(value, '"')
+    return f"{key}={word}"
 
 
 def _as_text(value: object) -> str:
@@ -58,8 +58,12 @@ def _as_text(value: object) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(_as_text, value)) + "]"
     if isinstance(value, str):
-        return "'" + value.replace("'", "\\'") + "'"
+        return _quoted(value, "'")
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str, mark: str) -> str:
+    return mark + text.replace(mark, f"\\{mark}") + mark
 
 
 def key_of(word: str) -> str:

@@ -109,8 +109,6 @@ def _ratios_of(kinds: Collection[tuple[str, bool]]) -> str:
 
 
 def _attained(attainment: Sequence[float] | None) -> str:
-    return (
-        ""
-        if attainment is None
-        else "; if that far off, {:.1f} to {:.1f} % are within the limits".format(*attainment)
-    )
+    if attainment is None:
+        return ""
+    return "; if that far off, {:.1f} to {:.1f} % are within the limits".format(*attainment)
