@@ -28,7 +28,7 @@ from tests.support.pools import contiguous, paged
 from tests.support.tiers import SlowStore, tiered_pool
 
 VOCAB = 1_000_000  # whole numbers that float32 holds
-_SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
+SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
 
 
 class TableExecutor:
@@ -116,18 +116,18 @@ def undisturbed(request: Request, sample: int = 0) -> list[int]:
 def table_pool(
     num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, sharing: bool = False, eviction: str = "lru"
 ) -> PagedKVCachePool:
-    return paged(num_blocks, block_size, max_seq_len, spec=_SPEC, sharing=sharing, eviction=eviction)
+    return paged(num_blocks, block_size, max_seq_len, spec=SPEC, sharing=sharing, eviction=eviction)
 
 
 def table_tiers(num_blocks: int, host_pages: int, slow_pages: int, *, max_seq_len: int = 256) -> PagedKVCachePool:
     """Blocks of 4 tokens, and two tiers behind them."""
     return tiered_pool(
-        num_blocks, host_pages, SlowStore(), slow_pages=slow_pages, spec=_SPEC, max_seq_len=max_seq_len
+        num_blocks, host_pages, SlowStore(), slow_pages=slow_pages, spec=SPEC, max_seq_len=max_seq_len
     )
 
 
 def table_slots(num_slots: int, max_seq_len: int = 256) -> ContiguousKVCachePool:
-    return contiguous(num_slots, max_seq_len, spec=_SPEC)
+    return contiguous(num_slots, max_seq_len, spec=SPEC)
 
 
 def table_engine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.step_plan import slots_of
 from kvlab.kv.protocol import KVCachePool
 
 
@@ -18,37 +19,54 @@ class Admission:
         """`reserved_later`: blocks that the same step gives to other sequences after admission."""
         self._pool = pool
         self._scheduler = scheduler
-        self._block_size = pool.block_size
-        self._reserved_later = reserved_later
         self._free_tokens = pool.free_token_capacity()
         self._total_tokens = pool.stats().token_slots
         self._reserves_output = scheduler.config.reserves_output
-        self._growth = sum(map(self._growth_of, scheduler.running)) if self._reserves_output else 0
+        self._taken_later = self._growth_of(scheduler.running) if self._reserves_output else reserved_later
 
     def keep_free(self, candidate: Sequence) -> int:
         """Blocks that have to be left once the candidate has memory for its known tokens."""
-        kept = self._reserved_later + self._growth
+        kept = self._taken_later
         if self._free_tokens is not None:
-            kept += self._blocks(self._scheduler.headroom(self._free_tokens, self._total_tokens))
+            reserve = self._scheduler.headroom(self._free_tokens, self._total_tokens)
+            kept += -(-reserve // self._pool.block_size)
         if self._reserves_output and self._scheduler.running:  # alone, it fits: that was checked on its arrival
-            kept += self._growth_of(candidate)
+            known = len(candidate.token_ids)
+            kept += self._pool.growth(max(_most_stored(candidate), known), known) + self._growth_of_samples(
+                candidate
+            )
         return kept
 
     def admitted(self, sequence: Sequence) -> None:
         """The candidate has its memory."""
         if self._reserves_output:
-            self._growth += self._growth_of(sequence)
+            self._taken_later += self._growth_of([sequence])
 
-    def _growth_of(self, sequence: Sequence) -> int:
-        """Blocks a sequence may need beyond those of its known tokens, samples to be forked from it included."""
-        request = sequence.request
-        longest, prompt = request.max_total_tokens, len(request.prompt_token_ids)
-        # A step computes the newest token last, so that its block may not be there yet.
-        computed = sequence.num_computed
-        grows = self._pool.growth(longest, max(computed, prompt), computed)
-        if not sequence.num_output_tokens:
-            grows += len(sequence.siblings) * self._pool.blocks_for(longest, prompt // self._block_size)
-        return grows
+    def samples_that_fit(self, first: Sequence) -> int:
+        """How many of a request's other samples can be forked, now that its prompt is computed."""
+        if not self._reserves_output:
+            return len(first.siblings)
+        each = self._fork_growth(first)
+        free = self._pool.free_slot_count() - self._taken_later + self._growth_of_samples(first)
+        return max(free // each, 0) if each else len(first.siblings)
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
+    def _growth_of(self, running: list[Sequence]) -> int:
+        """Blocks that running sequences may need beyond those they have, samples to be forked of them included."""
+        alive = [sequence for sequence in running if sequence.finish_reason is None]
+        most, to_compute = map(_most_stored, alive), (sequence.num_uncomputed for sequence in alive)
+        growth = self._pool.slot_growth(slots_of(alive), list(most), list(to_compute))
+        return growth + sum(map(self._growth_of_samples, alive))
+
+    def _growth_of_samples(self, sequence: Sequence) -> int:
+        """The same of the samples that are to be forked of a sequence, as many as can run at once."""
+        if not sequence.siblings or sequence.num_output_tokens:
+            return 0
+        return min(len(sequence.siblings), self._scheduler.config.max_batch_size - 1) * self._fork_growth(sequence)
+
+    def _fork_growth(self, sequence: Sequence) -> int:
+        return self._pool.fork_growth(_most_stored(sequence), sequence.num_prompt_tokens)
+
+
+def _most_stored(sequence: Sequence) -> int:
+    """Tokens whose K and V it may need: nobody computes the last of its output."""
+    return sequence.max_total_tokens - 1

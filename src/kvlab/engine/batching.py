@@ -148,9 +148,10 @@ class BatchBuilder:
         front of the queue.
         """
         waiting = []
-        for sequence in first.siblings:
+        fit = Admission(self._pool, self._scheduler).samples_that_fit(first)
+        for number, sequence in enumerate(first.siblings):
             try:
-                if self._scheduler.has_room():
+                if number < fit and self._scheduler.has_room():
                     sequence.slot = self._pool.fork_slot(slots_of([first])[0], sequence.token_ids, rerun_last=True)
             except OutOfBlocksError:
                 pass

@@ -24,6 +24,7 @@ from kvlab.kv.copy_on_write import CopyOnWrite
 from kvlab.kv.eviction import EvictionPolicy
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.groups import LayerGroup, longest_sequence
+from kvlab.kv.growth import Growth
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.ledger import BlockLedger, reclaim
 from kvlab.kv.occupancy import Occupancy
@@ -92,6 +93,7 @@ class BlockPool(KVCachePool):
         self._has_windows = any(group.layers.window is not None for group in self.groups)
         self._lookup = self._prefix_lookup()
         self._opener = SlotOpener(self.groups, self._lookup, self.offload, self.step_tokens, self.first_blocks)
+        self._growth = Growth(self.groups, self.step_tokens, fork_shares=self.fork_shares)
         self._prompt_tokens = self._expired_blocks = 0
 
     def _group(self, number: int, layers: LayerGroup, block_size: int) -> GroupBlocks:
@@ -118,16 +120,14 @@ class BlockPool(KVCachePool):
             layers, blocks, self.block_size, step_tokens=self.step_tokens, most=self.max_seq_len
         )
 
-    def growth(self, tokens: int, known: int, computed: int) -> int:
-        steps, size = min(self.step_tokens, max(known - computed, 1)), self.block_size
-        growth = 0
-        for layers in (group.layers for group in self.groups):
-            held = known if layers.window is None else computed
-            growth += max(layers.most_blocks(tokens, size, steps) - layers.num_blocks(held, size), 0)
-        return growth
+    def growth(self, tokens: int, known: int) -> int:
+        return self._growth.of_prompt(tokens, known)
 
-    def blocks_for(self, tokens: int, shared: int) -> int:
-        return sum(group.layers.most_blocks(tokens, self.block_size, 1, shared) for group in self.groups)
+    def fork_growth(self, tokens: int, known: int) -> int:
+        return self._growth.of_fork(tokens, known)
+
+    def slot_growth(self, slots: Sequence[int], tokens: Sequence[int], to_compute: Sequence[int]) -> int:
+        return self._growth.of_slots(slots, tokens, to_compute)
 
     def allocate_slot(
         self,

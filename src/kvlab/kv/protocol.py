@@ -158,15 +158,17 @@ class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
 
     @abstractmethod
-    def growth(self, tokens: int, known: int, computed: int) -> int:
-        """Blocks that a sequence may need beyond those that it has, until it has so many tokens. Of its `known`
-        ones, for which it was opened, so many are computed.
-        """
+    def growth(self, tokens: int, known: int) -> int:
+        """Blocks that a slot opened for `known` tokens may need beyond those of these, until so many are stored."""
 
     @abstractmethod
-    def blocks_for(self, tokens: int, shared: int) -> int:
-        """Blocks of its own that a fork may need until it has so many tokens, of which `shared` whole blocks are
-        the other's.
+    def fork_growth(self, tokens: int, known: int) -> int:
+        """Blocks of its own that a fork of a slot with `known` tokens may need until so many are stored."""
+
+    @abstractmethod
+    def slot_growth(self, slots: Sequence[int], tokens: Sequence[int], to_compute: Sequence[int]) -> int:
+        """Blocks that these slots may need beyond those that they have, copies of shared ones included, until so
+        many tokens are stored of each. Of those that are known, `to_compute` are to be computed.
         """
 
     @abstractmethod
