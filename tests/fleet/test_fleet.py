@@ -101,6 +101,7 @@ def fleet_of(
 def serve(fleet: Fleet, requests: list[Request], **options: Any) -> RunLog:
     log = drive(fleet, requests, **options)
     assert fleet.audit() == []
+    assert not any(replica.core.is_keeping for replica in fleet.replicas)  # also one that died: it may return
     fleet.close()
     return log
 
@@ -250,6 +251,18 @@ def test_polled_metrics_are_of_the_last_step_that_has_ended() -> None:
     assert (exact.at(middle).running, exact.waiting) == (1, 1)
     assert (polled.at(middle).running, polled.waiting) == (0, 0)
     assert (polled.at(behind).running, polled.waiting) == (1, 0)
+
+
+def test_figures_are_sums_over_the_replicas_and_means_of_shares() -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, router="round_robin"))
+    for request in traffic(3):
+        fleet.submit(replace(request, arrival_s=0.0), None, lambda record: None)
+    fleet.step()
+    fleet.step()
+    every, both = [replica.engine.stats() for replica in fleet.replicas], fleet.stats()
+    assert [stats.running for stats in every] == [2, 1]
+    assert (both.running, both.blocks_in_use) == (3, sum(stats.blocks_in_use or 0 for stats in every))
+    assert both.kv_usage_percent == pytest.approx(sum(stats.kv_usage_percent or 0 for stats in every) / 2)
 
 
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
