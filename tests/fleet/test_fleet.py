@@ -33,8 +33,10 @@ from kvlab.fleet.split import Split
 from kvlab.fleet.store import SharedStore
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.groups import LayerGroup, layers_per_block
+from kvlab.kv.sizing import PoolSize
 from kvlab.kv.tiers.tier import Tier
-from kvlab.lab.results.log import RunLog
+from kvlab.lab.results.fleet import fleet_metrics
+from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.run.drive import drive
 from kvlab.paths import CONF
 from tests.simulation.test_executor import config
@@ -263,6 +265,20 @@ def test_figures_are_sums_over_the_replicas_and_means_of_shares() -> None:
     assert [stats.running for stats in every] == [2, 1]
     assert (both.running, both.blocks_in_use) == (3, sum(stats.blocks_in_use or 0 for stats in every))
     assert both.kv_usage_percent == pytest.approx(sum(stats.kv_usage_percent or 0 for stats in every) / 2)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_runs_at_one_moment_is_counted_where_it_runs(dies: bool) -> None:
+    """Not also where it was lost."""
+    requests = [Request(name, prompt_for(name, 9), SamplingParams(max_tokens=9), 0.0) for name in ("a", "b")]
+    usual = serve(fleet_of(FleetConfig(replicas=2, router="round_robin")), requests)
+    ends_s = [step.end_s for step in usual.steps if step.replica == 0]
+    life = [f"{ends_s[2]:.9f}:die:0"] if dies else []
+    fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", life=life))
+    log = serve(fleet, requests)
+    metrics = fleet_metrics(log, FleetLog.of(fleet, log.duration_s), [PoolSize(24, 4, 8)] * 2, requests)
+    assert fleet.retried == dies
+    assert metrics["capacity/peak_running"] == 2
 
 
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:

@@ -80,7 +80,7 @@ def fleet_metrics(
 ) -> dict[str, float]:
     """The figures of all replicas together that no sum over steps gives. `pools`: of each replica."""
     size = pools[0].block_size
-    metrics = _together(log.records, log.steps, len(pools)) | {
+    metrics = _together(log.records, log.steps, len(pools), fleet.deaths) | {
         "capacity/kv_bytes": sum(pool.num_bytes for pool in pools),
         "capacity/token_slots": sum(pool.token_slots for pool in pools),
     }
@@ -109,7 +109,9 @@ def fleet_metrics(
     return metrics
 
 
-def _together(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -> dict[str, float]:
+def _together(
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, deaths: Sequence[tuple[float, int]]
+) -> dict[str, float]:
     """How even the work was, what prompts found, and how many sequences ran at one moment."""
     every = replica_figures(records, steps, replicas)
     work = [one.prompt_tokens - one.hit_tokens + one.output_tokens for one in every]
@@ -124,13 +126,15 @@ def _together(records: Sequence[RequestRecord], steps: StepLog, replicas: int) -
         metrics |= {"kv/prefix_hit_tokens": hits, "kv/prefix_hit_rate": hits / prompts}
     if len(steps):
         starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
-        own = steps.column("replica")
-        change = running.copy()  # of the replica's running sequences, as each step begins
-        for replica in range(replicas):
-            change[own == replica] = np.diff(running[own == replica], prepend=0)
-        order = np.argsort(starts, kind="stable")
         whole = float((starts + seconds).max() - starts.min())
-        metrics["capacity/peak_running"] = float(np.cumsum(change[order]).max())
+        # Of each replica as its steps begin, and none from its death on, as what it loses runs elsewhere.
+        dead_s, dead = zip(*deaths, strict=True) if deaths else ((), ())
+        order = np.argsort(np.append(dead_s, starts), kind="stable")
+        own = np.append(dead, steps.column("replica"))[order]
+        change = np.append(np.zeros(len(deaths)), running)[order]
+        for replica in range(replicas):
+            change[own == replica] = np.diff(change[own == replica], prepend=0)
+        metrics["capacity/peak_running"] = float(np.cumsum(change).max())
         if whole > 0:
             metrics["capacity/mean_running"] = float((running * seconds).sum()) / whole
     return metrics

@@ -24,6 +24,7 @@ class FleetLog:
     routed: list[Routed]  # in that order
     retried: int | None  # requests that were lost with a replica and sent again, where any dies
     lost_tokens: int  # that replicas which died had computed
+    deaths: list[tuple[float, int]]  # when which replica died, by time
     transfers: list[Transfer]  # of prompts, to replicas that decode
     pulled_tokens: dict[int, int]  # of prompts, by these replicas
     scaled: list[Scaled]  # replicas that started and stopped by a rule
@@ -49,6 +50,7 @@ class FleetLog:
             routed=fleet.routed,
             retried=fleet.retried if config.life else None,
             lost_tokens=fleet.lost_tokens,
+            deaths=[(event.at_s, event.replica) for event in config.events if event.event == "die"],
             transfers=[] if split is None else split.transfers,
             pulled_tokens={index: hits * fleet.views[0].block_size for index, hits in pulled.items()},
             scaled=sorted((event for scaler in scalers for event in scaler.events), key=itemgetter(0)),
