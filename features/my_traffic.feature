@@ -131,6 +131,12 @@ Feature: Traffic of one's own
         | which of two is the time    | date,time,input_tokens,output_tokens     | 2026-11-16,5,7,1; 2026-11-16,6.5,8,2; 2026-11-16,7,9,3  |
 
     @R27.2
+    Scenario: Requests of a table are known by the blocks that it names
+      Given a file "own.jsonl" with "" and {"time": 1, "prompt_tokens": 40, "output_tokens": 1, "block_ids": [5, 6]}; {"time": 2, "prompt_tokens": 48, "output_tokens": 1, "block_ids": [5, 6, 9]}
+      When I import "own.jsonl"
+      Then the trace has 2 requests whose first 2 hashes are equal, and no text
+
+    @R27.2
     Scenario: What of a table is not used is said
       Given a file "own.csv" with "when,prompt_tokens,output_tokens" and 1,7,2; 2,8,3
       When I import "own.csv"

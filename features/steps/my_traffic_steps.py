@@ -245,6 +245,7 @@ def hashes_alike(commands: list[Command], traffic: Path, count: int, equal: int)
     found = [request.hashes for request in traced(path)]
     assert len(found) == count
     first, second = (list(each or ()) for each in found)
+    assert len(first) > equal
     assert first[:equal] == second[:equal]
     assert not set(first[equal:]) & set(second[equal:])
     text = Path(path).read_text()

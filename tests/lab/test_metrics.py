@@ -10,6 +10,7 @@ import pytest
 from kvlab.config import SloConfig
 from kvlab.core import FinishReason, PoolCounters, PoolStats, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.core.step_log import StepLog
+from kvlab.engine.protocol import EngineReport, EngineSeries
 from kvlab.kv.sizing import PoolSize
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics
@@ -111,6 +112,31 @@ def test_tenants_have_hit_rates_and_what_is_kept_is_counted_where_there_is_any()
     assert rates == {"kv/prefix_hit_rate/a b": 3 / 8, "kv/prefix_hit_rate/c__": 0}
     assert {name: metrics[name] for name in kept} == dict.fromkeys(kept, 0) | {"kv/pins_refused": 1}
     assert metrics["kv/expired_blocks"] == 2
+
+
+def test_an_engine_without_steps_is_known_by_its_series() -> None:
+    """Means over its samples, and what its counters gained in the run."""
+    columns: dict[str, list[float]] = {
+        "running": [0, 4, 2],
+        "kv_usage": [0.0, 0.5, 0.25],
+        "preemptions": [3, 3, 5],
+        "prefix_hits": [10, 20, 40],
+        "prefix_queries": [100, 150, 160],
+        "waiting": [],
+    }
+    report = EngineReport(metrics={"kv/evictions": 7}, series=EngineSeries([0.0, 1.0, 2.0], columns))
+    metrics = run_metrics(RunLog(duration_s=2.0, engine_report=report))
+    expected = {
+        "capacity/peak_running": 4,
+        "capacity/mean_running": 2,
+        "kv/block_utilization_mean": 25,
+        "kv/block_utilization_peak": 50,
+        "requests/preemptions": 2,
+        "kv/prefix_hit_tokens": 30,
+        "kv/prefix_hit_rate": 0.5,
+        "kv/evictions": 7,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 def test_memory_means_are_weighted_by_time() -> None:
