@@ -143,6 +143,13 @@ class TestBytes:
         assert plan.weights.parameters == 2 * plan.model.num_parameters
         assert plan.weights.output == plan.weights.embedding == head
 
+    def test_of_experts_have_their_scales_and_biases(self) -> None:
+        plan = planned("gpt_oss_20b", "executor.dtype=bfloat16")
+        assert isinstance(plan.model, SparseConfig)
+        size = 2880  # of an expert as of the stream
+        numbers, scales, biases = 3 * size * size // 2, 3 * size * size // 32, 2 * (2 * size + size)
+        assert expert_bytes(plan.model, plan.settings) == 24 * 32 * (numbers + scales + biases)
+
     @pytest.mark.parametrize(
         ("settings", "copies"),
         [
