@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvlab.core import FinishReason, Request, SamplingParams
@@ -28,6 +28,10 @@ def pools(draw: st.DrawFn) -> BlockPool:
         return table_slots(draw(st.integers(1, 4)), _LONGEST)
     if window is None:
         return table_pool(blocks, size, max_seq_len=_LONGEST, sharing=sharing)
+    return _windowed(blocks, size, window, sharing)
+
+
+def _windowed(blocks: int, size: int, window: int, sharing: bool) -> BlockPool:
     groups = LayerGroup((0,)), LayerGroup((1,), window)
     storage = KVStorage(SPEC, blocks, size)
     return PagedKVCachePool(blocks, size, _LONGEST, storage, prefix_sharing=sharing, groups=groups, step_tokens=16)
@@ -45,6 +49,7 @@ _asks = st.tuples(
 
 
 @examples(150)
+@example([(7, 9, 3, 12), (1, 8, 3, 0)], _windowed(27, 4, 3, True), 8, "fcfs")  # samples share what leaves a window
 @given(st.lists(_asks, min_size=1, max_size=7), pools(), st.integers(1, 8), st.sampled_from(ORDERS.names()))
 def test_none_is_preempted_and_all_that_fit_alone_end(
     asked: list[tuple[int, int, int, int]], pool: BlockPool, most: int, order: str
@@ -62,7 +67,7 @@ def test_none_is_preempted_and_all_that_fit_alone_end(
 @examples(100)
 @given(
     prompt=st.integers(1, 13),
-    output=st.integers(1, 9),
+    output=st.sampled_from([1, 1, 2, 3, 5, 9]),
     samples=st.integers(1, 4),
     size=st.integers(1, 5),
     count=st.integers(2, 3),
@@ -89,7 +94,10 @@ def test_requests_that_fit_exactly_are_admitted_together(
     first = engine.step()
     assert first is not None
     assert sum(sequence.index == 0 for sequence in engine.scheduler.running) == count - lacking
-    assert not any(record.preempted for record in drain(engine))
+    records = [first, *drain(engine)]
+    assert not any(record.preempted for record in records)
+    # All samples are forked at once: each runs the prompt's last token again, and none computes the prompt.
+    assert sum(record.prefill_tokens for record in records) == count * (prompt + samples - 1)
 
 
 @pytest.mark.parametrize("order", ["fcfs", "prefill_first"])
@@ -101,5 +109,17 @@ def test_a_block_that_the_step_takes_is_reserved_once(order: str) -> None:
     for number in range(2):
         engine.add_request(_request(number, 4, 5, 1))
         engine.step()
+    assert len(engine.scheduler.running) == 2
+    assert not any(record.preempted for record in drain(engine))
+
+
+def test_samples_that_cannot_run_at_once_are_not_reserved_for() -> None:
+    """Both requests store 8 tokens, in two blocks. Of the second's samples one runs at a time beside its first."""
+    engine = table_engine(
+        table_pool(5, max_seq_len=_LONGEST), reserve_output=True, admission_reserve=0, max_batch_size=2
+    )
+    for number, samples in enumerate([1, 4]):
+        engine.add_request(_request(number, 4, 5, samples))
+    engine.step()
     assert len(engine.scheduler.running) == 2
     assert not any(record.preempted for record in drain(engine))

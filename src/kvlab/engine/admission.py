@@ -52,10 +52,9 @@ class Admission:
 
     def _growth_of(self, running: list[Sequence]) -> int:
         """Blocks that running sequences may need beyond those they have, samples to be forked of them included."""
-        alive = [sequence for sequence in running if sequence.finish_reason is None]
-        most, to_compute = map(_most_stored, alive), (sequence.num_uncomputed for sequence in alive)
-        growth = self._pool.slot_growth(slots_of(alive), list(most), list(to_compute))
-        return growth + sum(map(self._growth_of_samples, alive))
+        to_compute = [sequence.num_uncomputed for sequence in running]
+        growth = self._pool.slot_growth(slots_of(running), list(map(_most_stored, running)), to_compute)
+        return growth + sum(map(self._growth_of_samples, running))
 
     def _growth_of_samples(self, sequence: Sequence) -> int:
         """The same of the samples that are to be forked of a sequence, as many as can run at once."""
