@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from functools import cache
 
 import pytest
 
@@ -73,6 +74,17 @@ def _fast_interpreter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _authorities_read_once() -> Iterator[None]:
+    """Each client, of the servers on this machine too, reads the certificates that it would trust elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "httpcore2" in sys.modules:
+            import httpcore2
+
+            patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _as_one_burst_of_requests() -> Iterator[None]:
     """Leave what was imported and collected out of garbage collections: a million objects, which each run of a test
     would count, and collections of all objects pass through.
@@ -83,7 +95,7 @@ def _as_one_burst_of_requests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage, "_users", 1)  # those in tests are not the last, which restores the settings
         gc.freeze()
-        gc.set_threshold(10_000, 10, 10)
+        gc.set_threshold(50_000, 20, 100)  # as while requests are served
         yield
     gc.unfreeze()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -160,6 +161,14 @@ def avx512() -> None:
 def one_thread() -> None:
     """These models are too small to share among threads, which cost more than they give on a busy machine."""
     torch.set_num_threads(1)  # a run in this process sets its own
+
+
+@pytest.fixture(autouse=True)
+def _figures_in_few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios ask which figures there are. How they look, most of the work, is tested in tests/lab."""
+    if "kvlab.lab.figures.style" in sys.modules:
+        monkeypatch.setattr("kvlab.lab.figures.style.DPI", 30)
+        monkeypatch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
 
 
 #: Triton's interpreter computes number by number.

@@ -40,6 +40,7 @@ class Routed:
     url: str
     servers: Sequence[FakeServer]
     record: Path | None = None
+    polls: bool = False  # the servers' metrics, again and again
     got: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
@@ -57,6 +58,11 @@ class Routed:
             self.got.append((answer.status_code, got))
         except httpx.HTTPError:
             self.got.append((0, got))
+
+    def hear(self) -> None:
+        """Wait until it knows what the servers say now: the poll behind the next began later, and one more came."""
+        enough = {server: server.polls + 3 for server in self.servers}
+        wait_until(lambda: all(server.polls >= polls for server, polls in enough.items()))
 
     def health(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/health").json()
@@ -108,7 +114,8 @@ def hanging_servers(standing: ExitStack) -> list[FakeServer]:
 
 @given(parsers.parse('a proxy before them with "{text}"'), target_fixture="routed")
 def proxy_of(standing: ExitStack, fake_servers: list[FakeServer], text: str) -> Routed:
-    return Routed(proxy_before(standing, [server.url for server in fake_servers], text), fake_servers)
+    url = proxy_before(standing, [server.url for server in fake_servers], text)
+    return Routed(url, fake_servers, polls="router=vllm" in text)
 
 
 @given(parsers.parse('a proxy before them with "{text}", which records'), target_fixture="routed")
@@ -158,6 +165,8 @@ def servers_of(standing: ExitStack, models: str = "") -> list[str]:
 def ask_all(routed: Routed, letters: str) -> None:
     for letter in letters.split():
         routed.ask(prompt(letter))
+        if routed.polls:
+            routed.hear()
 
 
 @when(parsers.parse("{count:d} requests of {prompts:d} prompts go through it, {at_once:d} at a time"))

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvlab.cli import compose
 from kvlab.config.workload import FILES
 from kvlab.models.families import decoder_config
 from kvlab.paths import CONF
@@ -34,6 +36,12 @@ def test_choices_compose(number: int) -> None:
 )
 def test_choice_composes(choice: str) -> None:
     compose_run(choice)
+
+
+def test_a_configuration_is_written_so_that_all_texts_are_read_again() -> None:
+    texts = {"line": "a\x85b", "number": "1e3", "word": "yes", "face": "\U0001f600", "long": "a b " * 60 + "c"}
+    written = compose.compose_run([f"+tags.{name}='{text}'" for name, text in texts.items()]).yaml()
+    assert OmegaConf.create(written).tags == texts
 
 
 @pytest.mark.slow

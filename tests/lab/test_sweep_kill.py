@@ -81,7 +81,7 @@ def test_points_run_in_other_processes_load_plugins_and_belong_to_one_sweep(
     pytest.importorskip(f"hydra_plugins.{module}")
     (tmp_path / "theirs.py").write_text(ORDER)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    lab = Lab(tmp_path)
+    lab = Lab.with_store(tmp_path)
     # One does not fit, which is a result in any process.
     points = ["-m", "kv.num_blocks=1,8", "plugins=[theirs]", "scheduler.order=last_come", *launcher]
     sweep = Forked(kvlab_run, lab.arguments(*points), tmp_path, PYTHONPATH=path)

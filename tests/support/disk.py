@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         _active.append(faults)
 
 
-sys.addaudithook(_hook)  # it cannot be taken out again; without a fault it does nothing
+@cache
+def _listen() -> None:
+    """From now on, since a hook cannot be taken out again. Python calls it for each `id()`, too."""
+    sys.addaudithook(_hook)
 
 
 @contextmanager
@@ -66,6 +70,7 @@ def disk(
     folder: Path, number: int | None = None, *, onwards: bool = False, match: str = "", code: int = errno.ENOSPC
 ) -> Iterator[Faults]:
     """Within the block the write with this number below the folder fails, and those that match."""
+    _listen()
     faults = Faults(folder, number, onwards, match, code)
     _active.append(faults)
     try:

@@ -50,7 +50,7 @@ class FakeServer:
         self.server: asyncio.Server | None = None
         self.port = 0
         self.open: set[asyncio.StreamWriter] = set()
-        self.running = 0
+        self.running, self.polls = 0, 0  # requests, and how often it was asked for its metrics
         self.stalls = self.was_left = False  # and by a client meanwhile
 
     @property
@@ -94,6 +94,7 @@ class FakeServer:
         if path == "/version" and script.version is not None:
             return 200, json.dumps({"version": script.version})
         if path == "/metrics" and script.has_metrics:
+            self.polls += 1
             answered = len(script.bodies)
             queries = sum(len(body["prompt"]) for body in script.bodies)
             return 200, METRICS.format(running=self.running, answered=answered, queries=queries)

@@ -9,8 +9,10 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf._utils import OmegaConfDumper
 
 from kvlab.cli.groups import write_out_groups
 from kvlab.cli.mistakes import explained
@@ -28,6 +30,13 @@ GROUPS = ("engine", "model", "kv", "scheduler", "attention", "executor", "worklo
 SIMULATED_GROUPS = ("hardware", "framework")  # a choice of these there may be
 # Halves of surrogate pairs are what Python makes of bytes that are no UTF-8.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
+    """Quotes what OmegaConf quotes, for a tenth of the time of its own, which loses some ends of lines."""
+
+
+_Dumper.add_representer(str, OmegaConfDumper.str_representer)
 
 
 def run_config(composed: DictConfig) -> RunConfig:
@@ -93,10 +102,10 @@ def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
         written: dict[str, str] = {}
         return _as_written(run, _raw(run), "", written), written
 
-    def yaml() -> str:
-        return OmegaConf.to_yaml(OmegaConf.create(recorded()[0]))
+    def text() -> str:
+        return cast(str, yaml.dump(recorded()[0], Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
-    return Composition(config, choices, yaml, lambda: recorded()[1])
+    return Composition(config, choices, text, lambda: recorded()[1])
 
 
 def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> dict[Any, Any]:

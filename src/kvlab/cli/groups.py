@@ -33,7 +33,7 @@ def write_out_groups(run: DictConfig) -> None:
     with read_write(run), open_dict(run):
         if run.hardware is None and all("hardware" in group for group in groups):
             run.hardware = _hardware("fleet.groups[0].hardware", groups[0]["hardware"])
-        base = _engine(run)
+        base = _engine(deepcopy(run))
         run.fleet.groups = [_written_out(run, base, group, number) for number, group in enumerate(groups)]
 
 
@@ -60,11 +60,10 @@ def _written_out(run: DictConfig, base: RunConfig, group: dict[str, Any], number
 
 
 def _engine(run: DictConfig) -> RunConfig:
-    """The run's settings, its fleet aside."""
-    alone = deepcopy(run)
-    with read_write(alone), open_dict(alone):
-        alone.fleet = OmegaConf.structured(FleetConfig)
-    return cast(RunConfig, OmegaConf.to_object(alone))
+    """The run's settings, its fleet aside, which it loses."""
+    with read_write(run), open_dict(run):
+        run.fleet = OmegaConf.structured(FleetConfig)
+    return cast(RunConfig, OmegaConf.to_object(run))
 
 
 def _flat(group: dict[str, Any], key: str) -> dict[str, Any]:
