@@ -18,7 +18,7 @@ from kvlab.paths import CONF
 from kvlab.secrets import redacted
 
 _GROUPS = ("sweep", "experiment")  # choices that are no settings
-_GROUP_COUNT = r"fleet\.groups\.\d+\.count"  # of a group that is written before it
+_OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
 #: What vLLM and SGLang call a setting, as docs/glossary.md has it, and common short names.
 ALIASES = {
@@ -93,8 +93,8 @@ def _written_out(text: str) -> str:
         return text
     if key in _LENGTHS and re.fullmatch(r"\d+(,\d+)*", value):
         return f"{key}=" + ",".join(f"{{min: {length}, max: {length}}}" for length in value.split(","))
-    if re.fullmatch(_GROUP_COUNT, key):
-        return f"++{text}"  # also of a group that was written without one
+    if re.fullmatch(_OF_A_GROUP, key):
+        return f"++{text}"  # also of a group that was written without it
     check_key(key, value)
     return text
 
