@@ -52,17 +52,17 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}]"
+    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor.weights,kv.dtype]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
-    And it says "no difference: fleet.router="
+    And it says "no difference: fleet.groups.0.scheduler.max_batch"
     And no plan takes more than 4 devices
-    And it says "not tried: scheduler, kv, executor, hardware: each group has its own"
+    And it says "not tried: executor.tensor_parallel, hardware: which groups to have"
 
   @R30.16
   Scenario: Two kinds of devices, and one more
-    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline"
+    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor.weights]"
     Then it ends with status 0
     And it says "on 2 of l4 and 1 of l40s, "
     And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"

@@ -74,6 +74,13 @@ Feature: How many sequences fit
       And a token takes 562176 bytes and a block of 16 tokens 8994816
 
     @R29.10
+    Scenario: Devices that outnumber a model's KV heads have copies of them, and of what computes them
+      When I plan "model=llama3_1_70b hardware=h100_sxm executor.dtype=bfloat16 executor.tensor_parallel=16"
+      Then the planner says "80 layers x 8 KV heads x 128 numbers x 2 bytes, bfloat16; 2 devices have copies"
+      And the planner says "matrices in bfloat16 132.0 GiB"
+      And a token takes 655360 bytes and a block of 16 tokens 10485760
+
+    @R29.10
     Scenario: A checkpoint in mxfp4 is counted as it is, and blocks that leave a window are given back
       When I plan "model=gpt_oss_120b hardware=h100_sxm executor.dtype=bfloat16"
       Then the planner says "matrices in bfloat16 and mxfp4 56.3 GiB, embedding 1.1 GiB, scales 3.3 GiB"

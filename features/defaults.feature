@@ -54,6 +54,7 @@ Feature: Right by default
         | scheduler.default_deadline_s=7.0    | scheduler.order=deadline      |
         | workload.think_s=2.0                | workload.turns of 2 or more   |
         | executor.memory_utilization=0.5     | executor=simulated            |
+        | framework.version=0.11.0            | simulated devices             |
 
     @R23.3
     Scenario Outline: <setting> is of another view, rule or device
@@ -85,12 +86,35 @@ Feature: Right by default
         | kv.blocksize=16           | kv.blocksize=16: unknown; did you mean kv.block_size?                                              |
         | scheduler.max_num_seqs=4  | scheduler.max_num_seqs=4: unknown; did you mean scheduler.max_batch_size?                          |
         | gpu_memory_utilization=1  | gpu_memory_utilization=1: unknown; did you mean executor.memory_utilization?                       |
+        | parallelism.tensor=4      | parallelism.tensor=4: unknown; did you mean executor.tensor_parallel?                              |
+        | qps=4                     | qps=4: unknown; did you mean workload.rate?                                                        |
         | tensor_parallel=4         | tensor_parallel=4: unknown; did you mean executor.tensor_parallel?                                 |
         | chunked_prefill_size=4    | chunked_prefill_size=4: unknown; did you mean scheduler.max_batched_tokens?                        |
         | num_blocks=4              | num_blocks=4: unknown; did you mean kv.num_blocks?                                                 |
         | port=8001                 | port=8001: unknown to this command; it is a setting of kvlab serve: server.port                    |
         | scheduler.preemption=swap | scheduler.preemption=swap: has settings of its own: scheduler.preemption.victim, scheduler.        |
         | kv.dtype=fp8              | kv.dtype=fp8: which one? fp8_e4m3 (4 bits of exponent, 3 of mantissa) or fp8_e5m2                  |
+
+    @R23.9
+    Scenario Outline: <words>
+      When I run "<words> kv.num_blocks=64 model.max_seq_len=64 workload.num_requests=2 figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | words                                                    | message                                                         |
+        | hardware=l4                                              | executor=simulated ... on simulated l4                          |
+        | hardware=H100-SXM model=qwen3-8b                         | qwen3_8b: 8,191 M parameters ... on simulated h100_sxm          |
+        | hardware=h100_sxm model=Qwen/Qwen3-8B                    | qwen3_8b: 8,191 M parameters ... on simulated h100_sxm          |
+        | hardware=l40s model=meta-llama/Llama-3.1-8B-Instruct     | llama3_1_8b: 8,030 M parameters ... on simulated l40s           |
+        | fleet.groups=[{count:2,hardware:l4}]                     | on simulated 2 of l4                                            |
+
+    @R23.9
+    Scenario: A run takes a model by its directory
+      Given a directory with the config.json of "qwen3_tiny"
+      When I run "hardware=l4 kv.num_blocks=64 model.max_seq_len=64 workload.num_requests=2 figures=false" on the model of that directory
+      Then the command succeeds
+      And the message says "qwen3_tiny's model, v=1: ... on simulated l4"
 
     @R23.4
     Scenario: A length is a number of tokens

@@ -294,10 +294,10 @@ Feature: Simulation
       Examples:
         | override                                                  | message                                                                          |
         | executor=simulated                                        | hardware=null: executor=simulated needs a device, as hardware=h100_sxm           |
-        | hardware=h100_sxm                                         | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
+        | executor=cpu hardware=h100_sxm                            | hardware=h100_sxm: can only be simulated; use executor=simulated                 |
         | executor=simulated hardware=h100                          | hardware=h100: unknown; known: a100_pcie, a100_sxm, ... did you mean h100_sxm?              |
         | executor=simulated hardware=l4 hardware.memory=600MiB     | for weights, steps and one block ... is less; take a smaller model               |
-        | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has 2 KV heads, ... a multiple of it      |
+        | executor=simulated hardware=l4 executor.tensor_parallel=3 | executor.tensor_parallel=3: qwen3_tiny has ... 2 KV heads, which it has to divide |
         | executor=simulated hardware=l4 executor.expert_parallel=2 | executor.expert_parallel=2: is for mixtures of experts, and qwen3_tiny has no experts; leave it at 1 |
         | executor.attention_data_parallel=2                        | executor.attention_data_parallel=2: devices can only be simulated; use executor=simulated |
         | executor.weights=fp8                                      | executor.weights=fp8: is stored by simulated devices alone ... use int8 or auto  |

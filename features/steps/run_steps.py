@@ -82,6 +82,11 @@ def run(lab: Runner, commands: list[Command], text: str) -> None:
     commands.append(lab.run(text))
 
 
+@when(parsers.parse('I run "{text}" on the model of that directory'))
+def run_directory(lab: Runner, commands: list[Command], model_directory: Path, text: str) -> None:
+    commands.append(lab.lab.here("tracking=off", f"model={model_directory}", *text.split(), directory=lab.folder()))
+
+
 @when(parsers.parse('I run "{text}" on a tiny model twice'))
 def run_twice(lab: Runner, commands: list[Command], text: str) -> None:
     commands += [lab.run(text), lab.apart(text)]

@@ -258,7 +258,7 @@ class Chosen(Search):
 def searched(times_ms: dict[tuple[str, ...], float], trials: int) -> tuple[set[str], Told]:
     segment, _ = halves(TRACE, requests(40), None, 1000)
     told = Told({frozenset(kinds): time for kinds, time in times_ms.items()})
-    facts = TrafficFacts(False, False, False, None, 0, False)
+    facts = TrafficFacts(False, False, False, None, 0, False, 2048)
     search = Chosen(told, segment, goal(Kind.LATENCY), facts, 1)
     return set(search.plan(search.singles(), trials)), told
 
@@ -310,7 +310,7 @@ def test_todays_settings_are_read_as_one_types_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("hardware", "formats"), [("h100_sxm", {"fp8"}), ("b200_sxm", {"fp8", "nvfp4"})])
 def test_weights_in_four_bits_are_tried_where_a_device_multiplies_them(hardware: str, formats: set[str]) -> None:
     config = composed("executor=simulated", f"hardware={hardware}")
-    facts = TrafficFacts(shares=False, misses=False, preempts=False, best_eviction=None, salts=0, pins=False)
+    facts = TrafficFacts(False, False, False, None, 0, False, 2048)
     changes = possible_changes(config, facts, 1)
     tried = {change.settings["executor.weights"] for change in changes if "executor.weights" in change.settings}
     assert tried == formats

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvlab.cli.advise import compose_today, current_words
+from kvlab.config import RunConfig
+from kvlab.config.groups import with_settings
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
 from kvlab.lab.advise.parts import changed, devices_of
 from kvlab.lab.advise.search import Search
@@ -16,7 +19,9 @@ from tests.support.plans import compose_run
 
 SPLIT = "{role:decode,count:3,executor.tensor_parallel:2},{role:prefill,count:2,hardware:l40s}"
 UNEQUAL = "{count:2,name:one},{count:3,hardware:l40s,executor.tensor_parallel:2},{count:1,kv.num_blocks:500}"
-FACTS = TrafficFacts(shares=True, misses=True, preempts=False, best_eviction=None, salts=0, pins=False)
+FACTS = TrafficFacts(
+    shares=True, misses=True, preempts=False, best_eviction=None, salts=0, pins=False, most_running=2048
+)
 
 
 @pytest.mark.parametrize("groups", [SPLIT, UNEQUAL])
@@ -26,12 +31,40 @@ def test_what_is_simulated_is_what_the_command_runs(groups: str, more: int) -> N
     config, words, _ = compose_today(AdviseSettings(), typed)
     most = devices_of(config) + more
     changes = possible_changes(config, FACTS, most)
-    assert {change.kind for change in changes} == {"replicas of groups", "router", "neighbours", "shared store"}
+    kinds = {change.kind for change in changes}
+    assert kinds >= {"replicas of groups", "router", "neighbours", "shared store", "type of K and V", "order"}
+    assert kinds >= {f"sequences of a step, fleet.groups.{number}" for number, _ in enumerate(config.fleet.groups)}
     for change in changes:
         there = changed(config, change.settings)
-        assert there == compose_run(*words, *change.text.split())
+        assert _served(there) == _served(compose_run(*words, *change.text.split()))
         assert devices_of(there) <= most
     assert max(devices_of(changed(config, change.settings)) for change in changes) == most
+
+
+def _served(config: RunConfig) -> object:
+    """What replicas have, however it is written; a group without a name is called by what it has of its own."""
+    alone = replace(config, fleet=replace(config.fleet, groups=[]))
+    return alone, [(part[1:3], with_settings(alone, part.settings)) for part in config.fleet.parts]
+
+
+def test_what_a_group_has_of_its_own_is_not_changed_for_all() -> None:
+    groups = "fleet.groups=[{count:2},{count:1,kv.dtype:fp8_e4m3,scheduler.max_batch_size:64}]"
+    config, _, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", groups])
+    changes = possible_changes(config, FACTS, 8)
+    assert not any("kv.dtype" in change.settings for change in changes)
+    batches = [change.settings for change in changes if change.kind == "sequences of a step, fleet.groups.1"]
+    assert {"fleet.groups.1.scheduler.max_batch_size": 128} in batches
+    changes = possible_changes(config, replace(FACTS, most_running=63), 8)
+    batches = [change.settings for change in changes if change.kind == "sequences of a step, fleet.groups.1"]
+    assert batches == [{"fleet.groups.1.scheduler.max_batch_size": most} for most in (32, 16)]
+
+
+@pytest.mark.parametrize("key", ["scheduler", "scheduler.max_batch_size"])
+def test_what_is_kept_stays_in_groups_too(key: str) -> None:
+    config, _, _ = compose_today(AdviseSettings(), ["hardware=l4", f"fleet.groups=[{SPLIT}]"])
+    search: Any = object.__new__(Search)
+    search.facts, search.devices, search.kept = FACTS, 16, [key]
+    assert not any(key in setting for change in search._possible(config) for setting in change.settings)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("fleet.groups", {0, 1}), ("fleet.groups.1.count", {1})])

@@ -203,7 +203,7 @@ class TestMemory:
         ("changed", "message"),
         [
             ({"hardware": None}, "hardware=null: executor=simulated needs a device, as hardware=h100_sxm"),
-            ({"executor.tensor_parallel": 3}, "executor.tensor_parallel=3: qwen3_tiny has 2 KV heads"),
+            ({"executor.tensor_parallel": 3}, "tensor_parallel=3: qwen3_tiny has 4 query heads and 2 KV heads"),
             ({"executor.tensor_parallel": 2}, "executor.tensor_parallel=2: small has no hardware.link_gb_s"),
             (
                 {"executor.dtype": "float16"},

@@ -22,8 +22,6 @@ from kvlab.cli.settings import command, setting
 from kvlab.config import parse_bytes
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.settings import key_of
-from kvlab.models.gguf import is_gguf
-from kvlab.paths import CONF
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -54,38 +52,12 @@ class CapacitySettings:
                 raise ConfigError("lengths", length, text)
 
 
-def _model_override(override: str) -> list[str]:
-    """The overrides for `model=` a choice or a path; any other override as it is."""
-    key, _, value = override.partition("=")
-    known = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
-    if key != "model" or value in known:
-        return [override]
-    path = Path(value).expanduser()
-    if is_gguf(value):
-        return _checkpoint(path.absolute(), path.stem)
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        missing = "has no config.json" if path.is_dir() else "unknown"
-        raise ConfigError(
-            "model", value, f"{missing}; known: {', '.join(known)}; or the path of a config.json or its directory"
-        )
-    if file.name != "config.json":
-        raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
-    parent = file.parent.resolve()  # the file itself may be a link, as in a hub's cache
-    return _checkpoint(parent, parent.name)
-
-
-def _checkpoint(path: Path, name: str) -> list[str]:
-    quoted = ["'" + text.replace("'", "\\'") + "'" for text in (str(path), name)]
-    return ["model=checkpoint", f"model.path={quoted[0]}", f"model.name={quoted[1]}"]
-
-
 def configured(settings: CapacitySettings, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """The run that is planned, and its words. Raises a KvlabError."""
     from kvlab.cli.compose import compose_one
     from kvlab.lab.model_file import check_model_file
 
-    chosen = [text for override in overrides for text in _model_override(override)]
+    chosen = list(overrides)
     if (devices := settings.tensor_parallel) is not None:
         if any(key_of(text) == "executor.tensor_parallel" for text in chosen):
             raise ConfigError("tensor_parallel", devices, "executor.tensor_parallel is given too; give one of them")

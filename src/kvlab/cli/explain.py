@@ -3,7 +3,7 @@
 kvlab explain outputs/2026-01-01/12-00-00.000000
 kvlab explain outputs/2026-01-01/12-00-00.000000 slowest=10
 kvlab explain outputs/2026-01-01/12-00-00.000000 request=r399
-kvlab explain trace=monday.jsonl executor=simulated hardware=h100_sxm model=llama3_1_8b slowest=10
+kvlab explain trace=monday.jsonl hardware=h100_sxm model=llama3_1_8b slowest=10
 
 The run is served once more, step by step: a simulated run as it was, a run that computed its steps with the times
 that were recorded. Each request's time becomes terms that sum to it exactly, each prompt's tokens what became of

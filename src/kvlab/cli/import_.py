@@ -3,7 +3,7 @@
 kvlab import requests.csv to=mine.jsonl
 kvlab import log.csv columns.arrival=t columns.prompt_tokens=in columns.output_tokens=out unit=ms
 kvlab import batch.jsonl tokenizer=fetched:smollm2 to=batch.trace.jsonl.gz
-kvlab run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=mine.jsonl
+kvlab run hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=mine.jsonl
 
 The format is recognised: Azure's, BurstGPT's, Mooncake's, Dynamo's and vLLM's traces, vLLM's log, OpenTelemetry's
 spans, requests of OpenAI's API, results of vllm bench serve, AIPerf, GuideLLM and inference-perf, runs of kvlab,

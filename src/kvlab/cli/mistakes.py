@@ -73,6 +73,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
 def _unknown_choice(group: str, name: str, known: list[str]) -> ConfigError:
     """A group's option that there is none of, with the nearest that there is."""
     hint = nearest(name.lower(), known, "; did you mean {}?")
+    if group == "model":
+        hint = f"; or a directory with a config.json, a GGUF file or the id of a hub{hint}"
     return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import get_origin
 
 from kvlab.cli.settings import OWN_KEYS, schema_keys
+from kvlab.cli.shortcuts import expanded
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
 from kvlab.secrets import redacted
 
 _GROUPS = ("sweep", "experiment")  # choices that are no settings
-_GROUP_COUNT = r"fleet\.groups\.\d+\.count"  # of a group that is written before it
+_OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
 #: What vLLM and SGLang call a setting, as docs/glossary.md has it, and common short names.
 ALIASES = {
@@ -50,6 +51,8 @@ ALIASES = {
     "quantization": "executor.weights",
     "attention_backend": "attention.backend",
     "request_rate": "workload.rate",
+    "qps": "workload.rate",
+    "rps": "workload.rate",
     "num_prompts": "workload.num_requests",
     "max_concurrency": "workload.concurrency",
     "input_len": "workload.prompt_len",
@@ -70,12 +73,13 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     and choices in `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
     texts = [_written_out(text) for text in overrides]
-    # A flag between overrides, as -m, makes Hydra's parser take those behind it for unknown arguments.
-    texts.sort(key=lambda text: text.startswith("~") or ("=" in text and not text.startswith("-")))
     try:
         folder = Path("conf").absolute()
     except OSError:  # the working directory was removed, which is said later
         return texts
+    texts = expanded(texts, [folder])
+    # A flag between overrides, as -m, makes Hydra's parser take those behind it for unknown arguments.
+    texts.sort(key=lambda text: text.startswith("~") or ("=" in text and not text.startswith("-")))
     is_named = any("searchpath" in text or "config-dir" in text for text in texts)
     if folder.is_dir() and folder != CONF and not is_named and not {"-cd"} & set(texts):
         quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
@@ -89,8 +93,8 @@ def _written_out(text: str) -> str:
         return text
     if key in _LENGTHS and re.fullmatch(r"\d+(,\d+)*", value):
         return f"{key}=" + ",".join(f"{{min: {length}, max: {length}}}" for length in value.split(","))
-    if re.fullmatch(_GROUP_COUNT, key):
-        return f"++{text}"  # also of a group that was written without one
+    if re.fullmatch(_OF_A_GROUP, key):
+        return f"++{text}"  # also of a group that was written without it
     check_key(key, value)
     return text
 
@@ -110,6 +114,10 @@ def check_key(key: str, value: str) -> None:
         raise ConfigError(key, redacted(key, value), f"unknown to this command; it {_OF_COMMANDS[key]}")
     near = [ALIASES[last]] if last in ALIASES else []
     near += [name for name in settings if name.rpartition(".")[2] == last]
+    if not near and len(last) > 3:
+        longer = [name for name in (*settings, *sections) if name.rpartition(".")[2].startswith(f"{last}_")]
+        group = key.rpartition(".")[0]
+        near += [name for name in longer if name.rpartition(".")[0] == group] or longer[:2]
     own = OWN_KEYS.get()
     near += get_close_matches(key, own, n=1, cutoff=0.75) if not near else []
     near += get_close_matches(key, [*settings, *sections], n=1) if not near else []

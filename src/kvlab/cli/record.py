@@ -2,7 +2,7 @@
 
 kvlab record upstream=http://127.0.0.1:8000
 kvlab record upstream=http://127.0.0.1:8000 port=9000 to=monday.jsonl tokenizer=fetched:smollm2
-kvlab run executor=simulated hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=monday.jsonl
+kvlab run hardware=h100_sxm model=llama3_1_8b workload=recorded workload.path=monday.jsonl
 
 Clients talk to the recorder as to the server. Text is hashed and not kept unless record.text=true; keys and
 headers never are. If the trace cannot be written, traffic goes on and /health says why.

@@ -2,7 +2,7 @@
 
 kvlab serve model=smollm2_135m
 kvlab serve model=qwen3_mini kv.num_blocks=1024 server.port=8080 scheduler.max_waiting_requests=64
-kvlab serve executor=simulated hardware=h200_sxm model=qwen3_8b server.time_factor=10 server.output_len=200
+kvlab serve hardware=h200_sxm model=qwen3_8b server.time_factor=10 server.output_len=200
 
 Settings of `kvlab run` may follow; those of the workload and of tracking are not used. SIGTERM and Ctrl-C let open
 requests end; the second one ends at once.

@@ -5,8 +5,8 @@ kvlab tune optimize=latency/e2el_ms_p99 memory=1GiB trials=40 model=qwen3_0_6b w
 kvlab tune optimize=throughput/output_tokens_per_s memory=512MiB kv.block_size=16      leaves one as it is
 kvlab tune slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                             the most goodput
 kvlab tune find=rate slo.ttft_ms=500 slo.tpot_ms=50 workload=mixed32                   the largest workload.rate
-kvlab tune find=replicas slo.ttft_ms=500 executor=simulated hardware=h100_sxm          the least fleet.replicas
-kvlab tune find=split slo.ttft_ms=500 fleet.replicas=8 executor=simulated ...          the best fleet.prefill
+kvlab tune find=replicas slo.ttft_ms=500 hardware=h100_sxm                             the least fleet.replicas
+kvlab tune find=split slo.ttft_ms=500 fleet.replicas=8 hardware=h100_sxm               the best fleet.prefill
 
 Any setting of `kvlab run` may follow. The same command goes on where it was stopped.
 """

@@ -83,6 +83,10 @@ CONDITIONS = (
     Condition(
         "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
     ),
+    *(
+        Condition(f"framework.{name}", _is_simulated, "simulated devices, as hardware=h100_sxm")
+        for name in ("name", "version")
+    ),
     Condition("executor.threads", lambda config: not _is_simulated(config), "executors that compute"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),

@@ -8,6 +8,7 @@ from itertools import count, takewhile
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
@@ -28,8 +29,9 @@ def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPla
         text = f"is a format of kvlab's kernels for CPUs; simulated devices have one of {known}"
         raise ConfigError("executor.weights", weights, text)
     model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
-    plan = plan_memory(model, kv_spec(config, model), settings_of_devices(config, model))
     devices, utilization = config.executor.devices, config.executor.memory_utilization
+    spec = _with_copies(kv_spec(config, model), model, config.executor.tensor_parallel)
+    plan = plan_memory(model, spec, settings_of_devices(config, model))
     return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan.working))
 
 
@@ -42,10 +44,17 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
         if (count := getattr(executor, key)) > 1:
             text = f"is for mixtures of experts, and {name} has no experts; leave it at 1"
             raise ConfigError(f"executor.{key}", count, text)
-    if model.num_kv_heads % devices or model.num_heads % devices:
-        text = f"{name} has {model.num_kv_heads} KV heads, which have to be a multiple of it"
+    if model.num_heads % devices or (model.num_kv_heads % devices and devices % model.num_kv_heads):
+        text = f"{name} has {model.num_heads} query heads and {model.num_kv_heads} KV heads, which it has to divide"
         raise ConfigError("executor.tensor_parallel", devices, text)
     return model
+
+
+def _with_copies(spec: KVSpec, model: DecoderConfig, devices: int) -> KVSpec:
+    """With the copies of K and V that frameworks have among so many devices: of heads that these outnumber."""
+    if isinstance(model, SparseConfig):
+        return replace(spec, copies=model.kv_copies)
+    return replace(spec, copies=max(1, devices // model.num_kv_heads))
 
 
 def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSettings:
@@ -75,9 +84,8 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
 
     def left(devices: int) -> int:
         """With so many that share a sequence. Raises ConfigError for what they cannot divide."""
-        divided, spec = _divided(config, model, devices), plan.spec
-        if isinstance(divided, SparseConfig):
-            spec = replace(spec, copies=divided.kv_copies)
+        divided = _divided(config, model, devices)
+        spec = _with_copies(plan.spec, divided, devices)
         every = devices * executor.attention_data_parallel
         on_so_many = plan_memory(divided, spec, replace(plan.settings, devices=every))
         memory = memory_of_devices(hardware, every, executor.memory_utilization, on_so_many.working)

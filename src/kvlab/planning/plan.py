@@ -43,6 +43,8 @@ def plan_memory(
         return MemoryPlan(model, spec, settings, weights, working, memory)
     ranks = settings.ranks
     part = model if ranks == 1 else part_of(model, ranks)
+    if spec.copies > 1:  # of heads among simulated devices, and of what computes them
+        part = replace(part, num_kv_heads=spec.copies * part.num_kv_heads)
     own = replace(spec, num_kv_heads=spec.num_kv_heads // ranks)
     weights, working = weight_bytes(part, settings), working_memory(part, own, settings)
     if ranks > 1:

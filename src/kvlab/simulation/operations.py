@@ -48,7 +48,7 @@ def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weigh
     """Of a dense model among `devices`. Raises UnmeasuredError for a type of K and V."""
     make, types = tables.operations, tables.types
     hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
-    heads, kv_heads = model.num_heads // devices, model.num_kv_heads // devices
+    heads, kv_heads = model.num_heads // devices, max(1, model.num_kv_heads // devices)
     inner, vocabulary = model.intermediate_size // devices, model.vocab_size // devices
     mode = types.GEMMQuantMode[weights]
     norms = make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 from kvlab.config import RunConfig, SchedulerConfig
 from kvlab.kv.pools import POOLS
-from kvlab.lab.advise.parts import Part, devices_of, parts_of, with_counts
+from kvlab.lab.advise.parts import Part, devices_of, of_part, parts_of, setting_of
 from kvlab.lab.advise.simulations import Settings
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
@@ -40,6 +40,11 @@ class Change:
     cost: str = "nothing"
 
     @property
+    def keys(self) -> set[str]:
+        """What it sets; of a group also as it is called without groups."""
+        return {*self.settings, *(setting_of(key) for key in self.settings)}
+
+    @property
     def text(self) -> str:
         """As settings of kvlab run."""
         return " ".join(as_word(key, value) for key, value in self.settings.items())
@@ -55,19 +60,23 @@ class TrafficFacts:
     best_eviction: str | None  # the policy that finds most in a pool of today's size, if not today's
     salts: int
     pins: bool
+    most_running: int  # sequences at once, of all replicas
 
 
 def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:
     """The changes to today's settings that are worth a simulation, on at most so many devices. Those that turn out
-    not to fit are left to the simulation to refuse. Of unequal groups only what they have in common is changed, and
-    how many there are of each.
+    not to fit are left to the simulation to refuse. Of unequal groups there may be more or fewer replicas, each may
+    have other steps, and all together what none has of its own.
     """
     if parts := parts_of(config):
         found = [_recount(parts, counts) for counts in _counts(parts, devices)]
+        found += [change for number, part in enumerate(parts) for change in _of_part(number, part, facts)]
+        shared = (*_pool(config, facts), *_order(config.scheduler, facts))
+        found += [change for change in shared if not any(part.own & change.settings.keys() for part in parts)]
     else:
         found = [
             *_layouts(config, devices),
-            *_steps(config.scheduler),
+            *_steps(config.scheduler, facts),
             *_pool(config, facts),
             *_order(config.scheduler, facts),
         ]
@@ -118,9 +127,16 @@ def _recount(parts: Sequence[Part], more: Mapping[int, int]) -> Change:
     for number, count in more.items():
         hardware[parts[number].hardware] += count * parts[number].devices
     words = [f"{abs(count)} {'more' if count > 0 else 'less'} of {parts[at].name}" for at, count in more.items()]
-    counts = with_counts({number: parts[number].replicas + count for number, count in more.items()})
+    counts = _joined(of_part(at, {"count": parts[at].replicas + count}) for at, count in sorted(more.items()))
     price = Price.DEVICES if max(hardware.values()) > 0 else Price.NOTHING
     return Change("replicas of groups", counts, price, ", ".join(words))
+
+
+def _of_part(number: int, part: Part, facts: TrafficFacts) -> Iterator[Change]:
+    """Other steps of one group's replicas."""
+    for change in _steps(part.scheduler, facts):
+        kind = f"{change.kind}, fleet.groups.{number}"
+        yield replace(change, kind=kind, settings=of_part(number, change.settings), cost=f"nothing ({part.name})")
 
 
 def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
@@ -130,14 +146,14 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
         yield from (change for change in layouts_of(config, total) if change.settings != layout)
 
 
-def _steps(scheduler: SchedulerConfig) -> Iterator[Change]:
-    """Tokens and sequences of a step."""
+def _steps(scheduler: SchedulerConfig, facts: TrafficFacts) -> Iterator[Change]:
+    """Tokens and sequences of a step. More sequences than ever ran at once change nothing."""
     tokens, batch = scheduler.max_batched_tokens, scheduler.max_batch_size
     for value in (2 * tokens, 4 * tokens, tokens // 2, tokens // 4):
         if batch <= value <= _MOST_TOKENS:
             yield Change("tokens of a step", {"scheduler.max_batched_tokens": value})
     for value in (2 * batch, 4 * batch, 8 * batch, batch // 2, batch // 4):
-        if value >= 1:
+        if value >= 1 and (value < batch or facts.most_running >= batch):
             settings = {"scheduler.max_batch_size": value}
             if value > tokens:
                 settings["scheduler.max_batched_tokens"] = value
@@ -229,7 +245,11 @@ def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
 
 def merged(changes: Iterable[Change]) -> dict[str, Any]:
     """The settings of several changes; of a later one where two have the same."""
-    return {key: value for change in changes for key, value in change.settings.items()}
+    return _joined(change.settings for change in changes)
+
+
+def _joined(settings: Iterable[Settings]) -> dict[str, Any]:
+    return {key: value for several in settings for key, value in several.items()}
 
 
 def left_out(config: RunConfig, devices: int) -> list[tuple[str, str]]:
@@ -238,6 +258,6 @@ def left_out(config: RunConfig, devices: int) -> list[tuple[str, str]]:
     kinds = "which replicas to make unlike the others, and how, has no single answer to try; sweep over it"
     found = [("scheduler.speculation.method", f"{words}; run it on the device itself")]
     if config.fleet.groups:
-        kinds = "each group has its own; sweep over them"
-        return [*found, ("scheduler, kv, executor, hardware", kinds)]
+        kinds = "which groups to have, and of which devices, has no single answer to try; sweep over them"
+        return [*found, ("executor.tensor_parallel, hardware", kinds)]
     return [*found, ("fleet.groups", kinds)] if devices > 1 else found

@@ -103,6 +103,7 @@ class Headroom:
             best_eviction=best if own is not None and self.policies[best] > own + _NOTABLE else None,
             salts=len({request.salt for request in requests if request.salt is not None}),
             pins=any(request.pin_tokens for request in requests),
+            most_running=int(today.metrics.get("capacity/peak_running", 0)),
         )
 
 

@@ -1,32 +1,37 @@
-"""The groups of unequal replicas that today's fleet has, and how their counts are changed."""
+"""The groups of unequal replicas that today's fleet has, and how their counts and settings are changed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvlab.config import RunConfig
+from kvlab.config import RunConfig, SchedulerConfig
 from kvlab.config.groups import OWN_KEYS, with_settings
 
-_COUNT = "fleet.groups.{}.count"  # of the group with that number, as on a command line
+_KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
 
 
 class Part(NamedTuple):
-    """A group: its count of replicas, and the devices of each."""
+    """A group: its count of replicas, the devices of each, and what they have in place of the run's settings."""
 
     name: str
     replicas: int
     devices: int
     hardware: str
+    scheduler: SchedulerConfig
+    own: frozenset[str]  # keys of settings
 
 
 def parts_of(config: RunConfig) -> list[Part]:
     """The groups as they were written; none where all replicas are as the run's settings say."""
     found = []
     for group in config.fleet.groups:
-        own = with_settings(config, {key: value for key, value in group.items() if key not in OWN_KEYS})
+        settings = {key: value for key, value in group.items() if key not in OWN_KEYS}
+        own = with_settings(config, settings)
         hardware = own.hardware.name if own.hardware else ""
-        found.append(Part(str(group["name"]), group["count"], own.executor.devices, hardware))
+        name, devices = str(group["name"]), own.executor.devices
+        found.append(Part(name, group["count"], devices, hardware, own.scheduler, frozenset(settings)))
     return found
 
 
@@ -37,16 +42,22 @@ def devices_of(config: RunConfig) -> int:
     return config.fleet.replicas * config.executor.devices
 
 
-def with_counts(counts: Mapping[int, int]) -> dict[str, int]:
-    """Settings that give groups, by number, other counts."""
-    return {_COUNT.format(number): count for number, count in sorted(counts.items())}
+def of_part(number: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, or a count, of the group with that number."""
+    return {_KEY.format(number, key): value for key, value in settings.items()}
+
+
+def setting_of(key: str) -> str:
+    """Without the group whose setting it is."""
+    return re.sub(_KEY.format(r"\d+", ""), "", key)
 
 
 def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration with other settings, of which some may be counts of groups. Raises ConfigError."""
+    """The configuration with other settings, of which some may be of groups. Raises ConfigError."""
     others, groups = dict(settings), [dict(group) for group in config.fleet.groups]
     for number, group in enumerate(groups):
-        group["count"] = others.pop(_COUNT.format(number), group["count"])
+        own = _KEY.format(number, "")
+        group |= {key.removeprefix(own): others.pop(key) for key in settings if key.startswith(own)}
     if groups:
         has_roles = any(group.get("role") for group in groups)
         others |= {"fleet.groups": groups, "fleet.replicas": 1}  # which follow from the counts

@@ -106,7 +106,7 @@ class Search:
     def _possible(self, config: RunConfig) -> list[Change]:
         found = possible_changes(config, self.facts, self.devices)
         kept = tuple(f"{key}." for key in self.kept)
-        return [change for change in found if not any(f"{key}.".startswith(kept) for key in change.settings)]
+        return [change for change in found if not any(f"{key}.".startswith(kept) for key in change.keys)]
 
     def _outcome(self, plan: Plan) -> Outcome:
         return self._outcomes([plan])[0]

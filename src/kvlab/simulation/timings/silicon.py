@@ -294,7 +294,7 @@ def _unmeasured(
         return ConfigError("executor.weights", weights, instead(weight_types, has_weights))
     if not has_attention(_KV[kv]):
         return ConfigError("kv.dtype", kv, instead(_KV, has_attention))
-    heads, size = model.num_kv_heads // devices, model.head_dim
+    heads, size = max(1, model.num_kv_heads // devices), model.head_dim
     shapes = [shape for shape in product(_HEADS, _SIZES) if has_attention(_KV[kv], *shape)]
     near, near_size = min(shapes, key=lambda shape: hypot(log(shape[0] / heads), log(shape[1] / size)))
     text = f"{tables.name} was measured with {near} KV heads of {near_size} numbers on a device, and not with "
