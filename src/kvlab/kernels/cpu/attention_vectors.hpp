@@ -357,6 +357,13 @@ INLINE void store_weights(float* at, int key, Floats weights) {
     store(at + key, weights);
 }
 
+// e^x. What is rounded to bfloat16 at once needs no better than the rough function.
+template <class Type>
+INLINE Floats weight_of(Floats x) {
+    if constexpr (Type::PER_UNIT == 2) return rough_exponential(x);
+    return exponential(x);
+}
+
 // Turn the scores of one row into weights, and update its running maximum, total and sums. `state` is the row's index
 // among the rows of all heads. The row sees keys [first, last) of the tile, which may be none.
 template <class Type>
@@ -392,7 +399,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
     }
     Floats total = load(scratch.total + state * LANES);
     for (int key = 0; key < width; key += LANES) {
-        const Floats x = exponential(load(scores + key) - most);
+        const Floats x = weight_of<Type>(load(scores + key) - most);
         total += x;
         store_weights<Type>(weights, key, problem.value_scales ? x * (load(scales.values + key) * weight_factor) : x);
     }
