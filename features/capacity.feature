@@ -78,6 +78,7 @@ Feature: How many sequences fit
       When I plan "model=llama3_1_70b hardware=h100_sxm executor.dtype=bfloat16 executor.tensor_parallel=16"
       Then the planner says "80 layers x 8 KV heads x 128 numbers x 2 bytes, bfloat16; 2 devices have copies"
       And the planner says "matrices in bfloat16 132.0 GiB"
+      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each, less the working memory of 15 others"
       And a token takes 655360 bytes and a block of 16 tokens 10485760
 
     @R29.10

@@ -36,6 +36,7 @@ Feature: Fleets of unequal replicas
       Examples: who has no count has what others leave
         | groups                                                                            | of                | settings        | devices                   |
         | [{name:a,count:2},{name:b}]                                                       |                   |                 | 2 of a and 3 of b         |
+        | [{count:3},{kv.num_blocks:64},{count:1,kv.num_blocks:64}]                         |                   |                 | 3 of h100_sxm and 1 of num_blocks=64 and 1 of num_blocks=64 (2) |
         | [{name:a,role:prefill},{name:b,role:decode}]                                      |                   |                 | 1 of a and 4 of b         |
         | [{name:a,role:prefill},{name:b,role:decode}]                                      | , 3 that prefill  | fleet.prefill=3 | 3 of a and 2 of b         |
         | [{name:c,role:decode},{name:a,role:prefill},{name:b,role:prefill,count:2}]        | , 3 that prefill  | fleet.prefill=3 | 1 of a and 2 of b and 2 of c |
@@ -54,6 +55,7 @@ Feature: Fleets of unequal replicas
         | [{count:2,hardware:h100}]                |                     | fleet.groups[0].hardware=h100: unknown; known: ... did you mean h100_sxm? |
         | [{count:2,kv:{num_blocks:0}}]            |                     | fleet.groups[0].kv.num_blocks=0: must be a number, at least 1 |
         | [{count:two}]                            |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
+        | [{count:1,name:a},{count:1,name:a}]      |                     | fleet.groups[0].name=a: is the name of two groups, whose requests could not be told apart |
         | [{count:true}]                           |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
         | [1]                                      |                     | fleet.groups=[1]: must be a list of groups, as [{count: 2, hardware: l40s}] in quotes |
         | [{count:2},{kv.num_blocks:8}]            |                     | fleet.replicas=1: leaves none for the group num_blocks=8 of fleet.groups, which has no count; take more, or give it one, as {count: 2} |

@@ -80,6 +80,8 @@ Feature: OpenAI's protocol over HTTP
     Scenario: Text becomes token ids and back
       When it posts /tokenize {"prompt": "The capital of France is"}
       Then it gets the JSON {"tokens": [504, 3575, 282, 4649, 314], "count": 5, "max_model_len": 512}
+      When it posts /tokenize {"prompt": "The capital", "return_token_strs": true}
+      Then it gets the JSON {"tokens": [504, 3575], "count": 2, "max_model_len": 512, "token_strs": ["The", "Ġcapital"]}
       When it posts /detokenize {"tokens": [504, 3575, 282, 4649, 314]}
       Then it gets the JSON {"prompt": "The capital of France is"}
 
@@ -494,7 +496,7 @@ Feature: OpenAI's protocol over HTTP
         | bytes that are no UTF-8       | {"prompt": "\xff"}                                  | 400 | null        | the body is no JSON object: it is not UTF-8 |
         | half a surrogate pair         | {"prompt": "\ud83d"}                                | 400 | prompt      | smollm2_135m: cannot encode '\ud83d' |
         | no prompt                     | {"max_tokens": 1}                                   | 400 | prompt      | prompt is missing |
-        | a prompt of another type      | {"prompt": 7}                                       | 400 | prompt      | prompt= |
+        | a prompt of another type      | {"prompt": 7}                                       | 400 | prompt      | prompt=7: Input should be |
         | an empty prompt               | {"prompt": []}                                      | 400 | prompt      | prompt is empty |
         | an id out of vocabulary       | {"prompt": [49152]}                                 | 400 | prompt      | token id 49152 is outside the vocabulary of 49152 |
         | a negative id                 | {"prompt": [-1]}                                    | 400 | prompt      | token id -1 is outside the vocabulary |
@@ -514,6 +516,7 @@ Feature: OpenAI's protocol over HTTP
         | a bad word alone allowed      | {"prompt": "a", "allowed_token_ids": [28], "bad_words": [","]} | 400 | bad_words | leaves none of allowed_token_ids |
         | a prompt cut to nothing       | {"prompt": "a", "truncate_prompt_tokens": 0}        | 400 | truncate_prompt_tokens | from 1 to 512; -1 keeps |
         | an empty stop string          | {"prompt": "a", "stop": [""]}                       | 400 | stop        | stop= |
+        | a stop of another type        | {"prompt": "a", "stop": 5}                          | 400 | stop        | stop=5: Input should be a valid string |
         | stream options alone          | {"prompt": "a", "stream_options": {}}               | 400 | stream_options | stream_options needs stream=true |
         | another model                 | {"prompt": "a", "model": "gpt-4"}                   | 404 | model       | model='gpt-4': there is 'smollm2_135m' |
 
@@ -525,7 +528,7 @@ Feature: OpenAI's protocol over HTTP
       Examples:
         | what                     | body                                                                       | param        | message |
         | no messages              | {"messages": []}                                                           | messages     | messages=[] |
-        | a message without a role | {"messages": [{"content": "a"}]}                                           | messages     | messages |
+        | a message without a role | {"messages": [{"content": "a"}]}                                           | messages     | messages[0].role is missing |
         | a role that is none      | {"messages": [{"role": "robot", "content": "a"}]}                           | messages     | 'assistant', 'developer', 'function', 'system', 'tool' or 'user' |
         | two ends of the prompt   | {"messages": [{"role": "user", "content": "a"}], "continue_final_message": true, "add_generation_prompt": true} | continue_final_message | leave out add_generation_prompt |
         | a picture                | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}        | messages     | messages[0].content has a part that is no text |

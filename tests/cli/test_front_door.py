@@ -66,6 +66,14 @@ def test_an_unknown_command_names_the_closest(
     )
 
 
+def test_a_command_that_is_stopped_while_it_is_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(front, "import_module", stopped)
+    assert ask(monkeypatch, "run") == 130
+
+
 def test_a_command_gets_the_arguments_behind_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr("kvlab.cli.capacity.main", lambda: given.append(sys.argv))

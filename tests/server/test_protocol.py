@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -92,6 +93,13 @@ def test_the_documents_name_no_status_that_is_not_answered(server: Served) -> No
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
     statuses = {status for path in paths for each in path.values() for status in each["responses"]}
     assert "422" not in statuses
+
+
+def test_a_compressed_body_is_refused(server: Served) -> None:
+    url, headers = f"{server.url}/v1/completions", {"Content-Encoding": "gzip"}
+    response = httpx.post(url, content=gzip.compress(b'{"prompt": [5]}'), headers=headers)
+    assert response.status_code == 415
+    assert response.json()["error"]["message"] == "Content-Encoding: gzip is not read; send the body as it is"
 
 
 def test_a_large_body_is_refused_where_its_length_was_not_said() -> None:

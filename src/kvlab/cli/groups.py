@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ def write_out_groups(run: DictConfig) -> None:
         if run.hardware is None and all("hardware" in group for group in groups):
             run.hardware = _hardware("fleet.groups[0].hardware", groups[0]["hardware"])
         base = _engine(deepcopy(run))
-        run.fleet.groups = [_written_out(run, base, group, number) for number, group in enumerate(groups)]
+        run.fleet.groups = _told_apart([_written_out(run, base, group, n) for n, group in enumerate(groups)], groups)
 
 
 def _written_out(run: DictConfig, base: RunConfig, group: dict[str, Any], number: int) -> dict[str, Any]:
@@ -57,6 +58,22 @@ def _written_out(run: DictConfig, base: RunConfig, group: dict[str, Any], number
             raise _named(key, error) from error
     kept = {name: group[name] for name in OWN_KEYS if group.get(name) is not None}
     return {"name": _name(group, run), **kept, **settings}
+
+
+def _told_apart(groups: list[dict[str, Any]], given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of different names: those that were given none are numbered where another is called so. Raises
+    ConfigError for a name that was given twice.
+    """
+    names = [group["name"] for group in given if "name" in group]
+    for number, (group, own) in enumerate(zip(groups, given, strict=True)):
+        name = group["name"]
+        if "name" in own and names.count(name) > 1:
+            text = "is the name of two groups, whose requests could not be told apart; give each its own"
+            raise ConfigError(f"fleet.groups[{number}].name", name, text)
+        if "name" not in own:
+            group["name"] = next(new for new in chain([name], (f"{name} ({n})" for n in count(2))) if new not in names)
+            names.append(group["name"])
+    return groups
 
 
 def _engine(run: DictConfig) -> RunConfig:

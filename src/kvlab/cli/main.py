@@ -83,7 +83,10 @@ def main() -> None:
         _complete()
     elif name in COMMANDS:
         sys.argv = [program, *arguments[1:]]
-        import_module(module_of(name)).main()
+        try:
+            import_module(module_of(name)).main()
+        except KeyboardInterrupt:  # while it was imported: a command that has begun says what it leaves
+            sys.exit(130)
     else:
         hint = nearest(name, COMMANDS, "did you mean {}? ")
         fail(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}")

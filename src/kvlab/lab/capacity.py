@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
-from kvlab.config import EngineConfig, KVConfig, RunConfig, format_bytes
+from kvlab.config import EngineConfig, HardwareConfig, KVConfig, RunConfig, format_bytes
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools import POOLS
@@ -69,6 +69,7 @@ class CapacityPlan(MemoryPlan):
     device: str  # in words
     pools: Mapping[str, PoolSize | None]  # by backend; None: not one slot fits
     lengths: tuple[AtLength, ...]
+    of_devices: str = ""  # how `memory` follows from that of simulated devices
     sure: str | None = None  # of a pool that is planned for hardware: how far such pools were off
 
     @property
@@ -83,6 +84,7 @@ class CapacityPlan(MemoryPlan):
             "model": self.name,
             "device": self.device,
             "memory_bytes": self.memory,
+            "memory_of_devices": self.of_devices or None,
             "sure": self.sure,
             "inputs": {
                 "layers": model.num_layers,
@@ -134,7 +136,9 @@ def plan_capacity(
             model, spec, settings_elsewhere(config, model, device, random_sampling=sampled), memory
         )
     parts = {field.name: getattr(planned, field.name) for field in fields(planned)}
-    plan = CapacityPlan(**parts, name=config.model.name, device=device, pools={}, lengths=())
+    of_devices = "" if hardware is None else _of_devices(config, hardware, planned)
+    name = config.model.name
+    plan = CapacityPlan(**parts, name=name, device=device, pools={}, lengths=(), of_devices=of_devices)
     memory, settings, spec = plan.memory, plan.settings, plan.spec
     if memory is not None and kv.memory is None and kv.num_blocks is None:
         block = kv.block_size * spec.bytes_per_token
@@ -171,6 +175,15 @@ def plan_capacity(
         if not 1 <= length <= longest:
             raise ConfigError("lengths", length, f"a mean length is from 1 to model.max_seq_len={longest} tokens")
     return replace(plan, lengths=tuple(_at_length(plan, mean) for mean in lengths or default_lengths(longest)))
+
+
+def _of_devices(config: RunConfig, hardware: HardwareConfig, plan: MemoryPlan) -> str:
+    """How the memory of simulated devices was counted, in words."""
+    devices, share = config.executor.devices, f"executor.memory_utilization={config.executor.memory_utilization:g}"
+    text = f"{share} of {format_bytes(hardware.usable_bytes)}{' each' if devices > 1 else ''}"
+    if devices > 1:
+        text += f", less the working memory of {devices - 1} others, {format_bytes(plan.working.peak)} each"
+    return text
 
 
 def default_lengths(max_seq_len: int) -> tuple[int, ...]:

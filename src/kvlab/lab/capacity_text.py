@@ -55,7 +55,8 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
-        yield "memory", format_bytes(plan.memory), f"on {plan.device}"
+        of_devices = f": {plan.of_devices}" if plan.of_devices else ""
+        yield "memory", format_bytes(plan.memory), f"on {plan.device}{of_devices}"
     yield "weights", format_bytes(plan.weights.total), _weights_formula(plan)
     yield "working memory", format_bytes(plan.working.peak), _working_formula(plan)
     yield "KV cache", format_bytes(plan.paged.num_bytes), _pools_formula(plan)

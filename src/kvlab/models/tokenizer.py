@@ -55,6 +55,10 @@ class Tokenizer:
         """The text of tokens; special ones, such as an end of sequence, have none, unless `special`."""
         return self._backend.decode(list(token_ids), skip_special_tokens=not special)
 
+    def entries(self, token_ids: Sequence[int]) -> list[str]:
+        """What the vocabulary calls each token: its bytes as it writes them, as `Ġthe`."""
+        return [self._backend.id_to_token(token) or "" for token in token_ids]
+
     def render(
         self,
         messages: Sequence[Message],

@@ -177,6 +177,7 @@ class TokenizeRequest(Rendering):
     messages: List[Message] | None = None
     tools: List[dict[str, Any]] | None = None  # that the model is told of with the messages
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(_Strict):

@@ -116,6 +116,7 @@ class Tokens(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None  # as the vocabulary has them, where they are asked for
 
 
 class Text(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from kvlab.errors import EngineStoppedError, KvlabError, QueueFullError, RequestRefusedError, TooLongError, shown
 
 RETRY_AFTER_S = 1  # what a client that finds the queue full should wait
+_SHOWN = 20  # items of a list that is wrong, at most
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
@@ -71,9 +72,11 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], content_type: str) -> ApiE
     if first["type"] == "json_invalid" or not path:
         return no_json(first.get("ctx", {}).get("error", ""))
     if first["type"] == "missing":
-        return ApiError(400, f"{path[0]} is missing", path[0])
-    # A field that may be of several types reports each of them that the value is not.
-    wanted = [wrong["msg"] for wrong in errors if str(wrong["loc"][1]) == path[0]]
-    value = first["input"] if len(wanted) == 1 else "the value"
-    text = "; or ".join(dict.fromkeys(wanted))
-    return ApiError(400, f"{path[0]}={shown(value, repr)}: {text}", path[0])
+        where = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)
+        return ApiError(400, f"{where[1:]} is missing", path[0])
+    # A field that may be of several types reports each of them that the value is not, of some only an inner part.
+    wrong = [error for error in errors if str(error["loc"][1]) == path[0]]
+    value = min(wrong, key=lambda error: len(error["loc"]))["input"]
+    text = "; or ".join(dict.fromkeys(error["msg"] for error in wrong))
+    is_long = isinstance(value, Sized) and not isinstance(value, str) and len(value) > _SHOWN
+    return ApiError(400, f"{path[0]}: {text}" if is_long else f"{path[0]}={shown(value, repr)}: {text}", path[0])

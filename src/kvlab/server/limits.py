@@ -20,8 +20,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Limits:
-    """ASGI middleware: answers 403 to another name than its own, 401 to a wrong key, 413 to too large a body, 408
-    to one that does not come.
+    """ASGI middleware: answers 403 to another name than its own, 401 to a wrong key, 413 to too large a body, 415 to
+    one that is compressed, 408 to one that does not come.
     """
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
@@ -52,6 +52,7 @@ class Limits:
             headers = dict(scope["headers"])
             self._check_host(headers)
             self._check_key(scope, headers)
+            _check_coding(headers)
             body = await self._body(headers, receive)
             if body is None:  # the client left
                 return
@@ -111,3 +112,10 @@ class Limits:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than server.max_body={self._max_body}")
+
+
+def _check_coding(headers: dict[bytes, bytes]) -> None:
+    """A compressed body may be of any size once it is unpacked. Raises ApiError."""
+    coding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding: {shown(coding)} is not read; send the body as it is")

@@ -103,6 +103,10 @@ class ServedModel:
                 ids.append(spaced)
         return tuple(dict.fromkeys(ids))
 
+    def entries(self, token_ids: Sequence[int]) -> list[str]:
+        """What the vocabulary calls each of the ids."""
+        return [] if self.tokenizer is None else self.tokenizer.entries(token_ids)
+
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids, without special ones unless `special`; none without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(token_ids, special=special)

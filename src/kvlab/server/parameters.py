@@ -143,6 +143,8 @@ def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
     # In parts: json keeps all other threads from running while it writes one.
     parts = [json.dumps(ids[start : start + _PART])[1:-1] for start in range(0, len(ids), _PART)]
     rest = f'"count":{len(ids)},"max_model_len":{model.max_tokens}'
+    if body.return_token_strs:
+        rest += f',"token_strs":{json.dumps(model.entries(ids))}'
     return f'{{"tokens":[{", ".join(parts)}],{rest}}}'.encode()
 
 
