@@ -13,6 +13,7 @@ from kvlab.cli.roofline import RooflineSettings
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.report.options import ReportOptions
 from kvlab.registry import registry
+from tests.support.plans import compose_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,6 +65,18 @@ def test_make_targets_it_names_exist(page: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = re.findall(r"(?:`|^    )make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(named) <= set(targets)
+
+
+def test_its_commands_for_windows_have_longer_sequences_than_a_window() -> None:
+    """Else both ways of keeping a sequence hold the same."""
+    row = next(line for line in prose(ROOT / "README.md").splitlines() if "sliding window" in line)
+    commands = re.findall(r"`kvlab (?:capacity|run) ([^`]+)`", row)
+    assert len(commands) == 2
+    for command in commands:
+        own = [word for word in command.split() if word.startswith("model")]
+        model = compose_run(*own).model
+        assert model.architecture is not None
+        assert model.max_seq_len > model.architecture["sliding_window"], command
 
 
 def test_readme_is_short() -> None:

@@ -160,6 +160,17 @@ def test_a_run_that_is_not_there_is_reported(
     assert "run=nowhere: is no output directory" in capsys.readouterr().err
 
 
+def test_a_simulated_run_has_no_roofline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
+    monkeypatch.setattr(sys, "argv", ["roofline", f"run={tmp_path}"])
+    with pytest.raises(SystemExit) as ended:
+        kvlab.cli.roofline.main()
+    assert ended.value.code == 2
+    assert f"run={tmp_path}: was simulated; name a run that computed" in capsys.readouterr().err
+
+
 def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "outputs" / name).mkdir(parents=True)

@@ -39,6 +39,8 @@ def read_run(directory: Path) -> tuple[RunRecord, RunConfig]:
     run = records.read_run(directory)
     if "bytes_per_weight" not in run.facts:
         raise ConfigError("run", directory, "did not log what a roofline is computed from; run it again")
+    if run.simulated:
+        raise ConfigError("run", directory, "was simulated; name a run that computed its steps on a CPU")
     if run.facts["device"] != "cpu":
         raise ConfigError("run", directory, "was on a GPU, whose rates are not measured; run it with executor=cpu")
     if not run.steps():
