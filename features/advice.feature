@@ -52,7 +52,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor.weights,kv.dtype]"
+    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
@@ -62,7 +62,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Two kinds of devices, and one more
-    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor.weights]"
+    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
     Then it ends with status 0
     And it says "on 2 of l4 and 1 of l40s, "
     And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"

@@ -110,6 +110,7 @@ Feature: Traffic of one's own
         | seconds                     | 5,7,1; 6.5,8,2; 7,9,3                                                                         |           |
         | milliseconds                | 1700000000000,7,1; 1700000001500,8,2; 1700000002000,9,3                                       | unit=ms   |
         | dates, in several zones     | 2026-11-16T10:00:00Z,7,1; 2026-11-16T11:00:01.5+01:00,8,2; 2026-11-16T10:00:02,9,3            |           |
+        | dates, as web servers and mail have them | [16/Nov/2026:10:00:00 +0000],7,1; 2026-11-16T10:00:01.5Z,8,2; "Mon, 16 Nov 2026 10:00:02 GMT",9,3 |           |
         | any order, and sorted       | 7,9,3; 5,7,1; 6.5,8,2                                                                         | sort=true |
 
     @R27.2
@@ -189,6 +190,14 @@ Feature: Traffic of one's own
       Then the command succeeds
       And the message says "2 requests, 2,003,666 prompt tokens, 1,007 output tokens"
 
+    @R27.14
+    Scenario: Requests whose answers are not known are left out
+      Given a file "own.csv" with "time,prompt_tokens,output_tokens" and 1,7,5; 2,8,; 3,9,4; ,9,4
+      When I import "own.csv" with "drop=[outputs,times]"
+      Then the command succeeds
+      And the message says "2 requests, 16 prompt tokens, 9 output tokens, in 2 s"
+      And the message says "left out by drop=outputs,times: 2 of 4 requests, so that this load is lighter than it was"
+
     @R27.2
     Scenario Outline: <what> is refused
       Given a file "own.csv" with "<names>" and <rows>
@@ -214,7 +223,8 @@ Feature: Traffic of one's own
         | A table without names      | 1,7                | 2,7              | columns.prompt_tokens=7 | own.csv, line 1: numbers alone; expected the names of the columns in the first line, as arrival, |
         | A cell without an end      | time,prompt_tokens | 1,"7; 2,8        | sort=false | line 2: a cell in quotes does not end; expected a line of a CSV file |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
-        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none |
+        | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none; drop=times leaves those without out |
+        | A setting that drops nothing | time,prompt_tokens | 1,7            | drop=[prompts] | drop=prompts: unknown; known: times, outputs |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvlab.lab.traffic import Imported
 
 _UNITS = ("s", "ms", "us", "ns")
+_DROPPED = ("times", "outputs")
 
 
 @dataclass
@@ -51,9 +52,14 @@ class ImportSettings:
     tokenizer: str | None = setting(None, "for text: a folder with tokenizer.json, or fetched:smollm2", "WHERE")
     hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
     sort: bool = setting(False, "sort requests by arrival, all in memory; or --sort", "true")
+    drop: list[str] = setting(
+        [], "leave out requests without times, or without outputs, that others have", "NAME,NAME"
+    )
     columns: ColumnSettings = field(default_factory=ColumnSettings)
 
     def __post_init__(self) -> None:
+        for name in self.drop:
+            one_of("drop", name, _DROPPED)
         if self.unit is not None:
             one_of("unit", self.unit, _UNITS)
 

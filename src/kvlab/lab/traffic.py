@@ -43,6 +43,7 @@ class ImportSettings(Protocol):
     tokenizer: str | None
     hash_with: str | None
     sort: bool
+    drop: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,13 @@ class Imported:
 class _Counts:
     """What requests say, over all of them."""
 
+    drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out
     requests: int = 0
     prompt: int = 0
     output: int = 0
     timed: int = 0
     answered: int = 0
+    dropped: int = 0
     nothing: int = 0  # requests of 0 tokens, which are left out
     first_nothing: str = ""  # where the first of them is
     untimed: str = ""  # where the first without an arrival time is, and without an output length
@@ -80,6 +83,10 @@ class _Counts:
             place = importer.place
             where = f"request {number}" if place is None else f"in {place.part} {place.line}"
             if request.prompt_tokens and request.output_tokens != 0:
+                lacks = {"times": request.arrival_s is None, "outputs": request.output_tokens is None}
+                if any(lacks[name] for name in self.drop):
+                    self.dropped += 1
+                    continue
                 if request.arrival_s is None:
                     self.untimed = self.untimed or where
                 if request.output_tokens is None:
@@ -114,13 +121,15 @@ class _Counts:
     def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests. Raises WorkloadError behind the last where some have what others have not."""
         yield from requests
-        for what, some, first in (
-            ("an arrival time", self.timed, self.untimed),
-            ("an output length", self.answered, self.unanswered),
+        for name, what, some, first in (
+            ("times", "an arrival time", self.timed, self.untimed),
+            ("outputs", "an output length", self.answered, self.unanswered),
         ):
             if 0 < some < self.requests:
                 text = f"{some} of {self.requests} requests have {what}, the first without is {first}"
-                raise WorkloadError(f"{shown(path)}: {text}; expected all or none")
+                dropped = ",".join([*self.drop, name])
+                advice = f"expected all or none; drop={dropped} leaves those without out"
+                raise WorkloadError(f"{shown(path)}: {text}; {advice}")
 
     @property
     def left_out(self) -> str:
@@ -158,13 +167,14 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
     """Write a trace of what is read."""
     file, hasher = importer.options.path, importer.options.hasher
-    path, counts = _target(file, settings), _Counts()
+    path, counts = _target(file, settings), _Counts(settings.drop)
     requests = counts.asking(importer)
     if settings.sort or not importer.in_order:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     first = next(requests, None)
     if first is None:
         why = f"; {counts.left_out}" if counts.nothing else ""
+        why += f"; {counts.dropped:,} were left out by drop={','.join(settings.drop)}" if counts.dropped else ""
         raise WorkloadError(f"{shown(file)}: holds no request{why}")
     names = _unknown(importer, first, settings.tokenizer)
     key_id = hasher.key_id if importer.reads_text else None
@@ -195,6 +205,10 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
         )
     if counts.nothing:
         said.append(counts.left_out)
+    if counts.dropped:
+        all_of_them = counts.requests + counts.dropped
+        text = f"left out by drop={','.join(counts.drop)}: {counts.dropped:,} of {all_of_them:,} requests"
+        said.append(f"{text}, so that this load is lighter than it was")
     if importer.unread:
         names = ", ".join(map(shown, importer.unread))
         said.append(f"not read: {names}; columns.arrival=NAME and others say what a column has")

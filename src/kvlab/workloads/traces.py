@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from kvlab.workloads.sources import WORKLOAD_SOURCES
 _JSON_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _TOKEN_COUNT = re.compile(r"\d{1,18}(\.0*)?", re.ASCII)
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)  # 1,833, as tables are written for people
+_OF_A_WEB_SERVER = re.compile(r"\[?\d{2}/[A-Z][a-z]{2}/\d{4}:", re.ASCII)
 _TOKENS = "a whole number of tokens, from {} to {}"
 _NOTHING = "; kvlab import makes a trace without requests of 0 tokens"
 
@@ -84,10 +86,16 @@ class Place(NamedTuple):
 
 
 def moment(text: str) -> float:
-    """A date and time as seconds since 1970; without a time zone, or with UTC behind it, it is UTC. Raises
-    ValueError.
+    """A date and time as seconds since 1970, in ISO 8601, or as web servers (27/Nov/2026:12:00:00 +0000) and mail
+    (RFC 2822) write it; without a time zone, or with UTC behind it, it is UTC. Raises ValueError.
     """
-    read = datetime.fromisoformat(str(text).removesuffix(" UTC"))  # which BigQuery writes
+    text = str(text)
+    if _OF_A_WEB_SERVER.match(text):
+        read = datetime.strptime(text.strip("[]"), "%d/%b/%Y:%H:%M:%S %z")
+    elif text[:3].isalpha():
+        read = parsedate_to_datetime(text)
+    else:
+        read = datetime.fromisoformat(text.removesuffix(" UTC"))  # which BigQuery writes
     return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
 
 
