@@ -63,8 +63,9 @@ def _check_kept(keys: list[str]) -> None:
     known = OmegaConf.structured(RunConfig)
     for key in keys:
         group, _, name = key.partition(".")
-        if group not in known or not name or name.partition(".")[0] not in (known[group] or ()):
-            raise ConfigError("keep", key, "is none of the settings that advice changes; write keys as kv.dtype")
+        if group not in known or (name and name.partition(".")[0] not in (known[group] or ())):
+            text = "is none of the settings that advice changes; write keys as kv.dtype, or kv for all of its"
+            raise ConfigError("keep", key, text)
 
 
 def current_words(file: str) -> list[str]:

@@ -35,9 +35,8 @@ def write_out_groups(run: DictConfig) -> None:
         if run.hardware is None and all("hardware" in group for group in groups):
             run.hardware = _hardware("fleet.groups[0].hardware", groups[0]["hardware"])
         base = _engine(deepcopy(run))
-        run.fleet.groups = _told_apart(
-            [_written_out(run, base, group, n) for n, group in enumerate(groups)], groups
-        )
+        written_out = [_written_out(run, base, group, number) for number, group in enumerate(groups)]
+        run.fleet.groups = _told_apart(written_out, groups)
 
 
 def _written_out(run: DictConfig, base: RunConfig, group: dict[str, Any], number: int) -> dict[str, Any]:
@@ -73,9 +72,8 @@ def _told_apart(groups: list[dict[str, Any]], given: list[dict[str, Any]]) -> li
             text = "is the name of two groups, whose requests could not be told apart; give each its own"
             raise ConfigError(f"fleet.groups[{number}].name", name, text)
         if "name" not in own:
-            group["name"] = next(
-                new for new in chain([name], (f"{name} ({n})" for n in count(2))) if new not in names
-            )
+            numbered = (f"{name} ({again})" for again in count(2))
+            group["name"] = next(new for new in chain([name], numbered) if new not in names)
             names.append(group["name"])
     return groups
 

@@ -20,8 +20,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Limits:
-    """ASGI middleware: answers 403 to another name than its own, 401 to a wrong key, 413 to too large a body, 415 to
-    one that is compressed, 408 to one that does not come.
+    """ASGI middleware: answers 403 to another name than its own, 401 to a wrong key, 413 to too large a body,
+    415 to one that is compressed, 408 to one that does not come.
     """
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
