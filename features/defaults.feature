@@ -57,6 +57,12 @@ Feature: Right by default
         | framework.version=0.11.0            | simulated devices             |
 
     @R23.3
+    Scenario: Windows of a model that has none
+      When I run "kv.windows=false figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "warning: kv.windows=False has no effect here: no layer of qwen3_tiny has a sliding window"
+
+    @R23.3
     Scenario Outline: <setting> is of another view, rule or device
       When I run "executor=simulated hardware=h100_sxm kv.num_blocks=64 workload.num_requests=4 <with> <setting> figures=false" on a tiny model
       Then the command succeeds

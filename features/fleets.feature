@@ -143,6 +143,23 @@ Feature: Fleets
       Then all 8 requests were completed
       And the replicas of its requests are "0 1 0 0 0 0 0 1"
 
+    @R28.30
+    Scenario: A run that ends before an event says that it did not happen
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.num_requests=8 fleet.replicas=2 fleet.life=[900:die:1]" on a tiny model
+      Then the command succeeds
+      And the message says "warning: fleet.life=900:die:1 did not happen: the run ended at 0."
+
+    @R28.30
+    Scenario Outline: What blocks are pulled over, with <settings>, stands beside the run
+      When I run "executor=simulated hardware=l4 kv.memory=1MiB workload.num_requests=2 fleet.replicas=2 <settings>" on a tiny model
+      Then the command succeeds
+      And the message says "K and V go between replicas at <rate>"
+
+      Examples:
+        | settings                            | rate                                                                             |
+        | fleet.prefill=1                     | 40 GB/s for each device (fleet.link.gb_s), 400 Gbit/s Ethernet unless set        |
+        | fleet.prefill=1 fleet.link.gb_s=12  | 12 GB/s for each device (fleet.link.gb_s)                                        |
+
     @R28.25
     Scenario Outline: Beside a split <what>
       When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB kv.block_size=4 workload.num_requests=1" on a tiny model

@@ -19,6 +19,7 @@ from pytest_bdd import given, parsers, then, when
 
 from features.steps.smollm2 import Client, Reply, SmolLM2, smollm2_server
 from kvlab.core import Request, SamplingParams
+from tests.support.serving import wait_until_empty
 
 _KINDS = {"completes": "completion", "chats": "chat"}
 #: What clients that ask at once ask.
@@ -284,7 +285,8 @@ def grew(growth: dict[str, float], datatable: list[list[str]]) -> None:
 
 
 def _metrics(client: Client) -> dict[str, float]:
-    """Every sample by its name and labels other than the model's and the engine's."""
+    """Every sample by its name and labels other than the model's and the engine's, once nothing runs."""
+    wait_until_empty(client.served.serving)  # an answer's last token is sent before its step has been counted
     text = httpx.get(f"{client.served.url}/metrics").text.replace('engine="0",', "")
     rows = re.findall(r"^(\w\S*?)\{(\S*?),?model_name=\"\w+\"\} (\S+)$", text, re.MULTILINE)
     return {name + (f"{{{labels}}}" if labels else ""): float(value) for name, labels, value in rows}

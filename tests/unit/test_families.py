@@ -205,7 +205,7 @@ def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.
         decoder_config(ModelConfig("checkpoint", family=None, path="some/model"))
 
 
-@pytest.mark.parametrize("where", ["/nowhere/at/all", "./nowhere", "/dev/null", "/" + "x" * 5000, "/a\0b"])
+@pytest.mark.parametrize("where", ["/nowhere", "./nowhere", "nowhere", "/dev/null", "/" + "x" * 5000, "/a\0b"])
 def test_what_is_no_directory_says_so(where: str) -> None:
     with pytest.raises(ConfigError, match="is not the path of a directory"):
         decoder_config(ModelConfig("checkpoint", family=None, path=where))

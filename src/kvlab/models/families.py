@@ -143,9 +143,11 @@ def _config_file(where: str) -> Path:
     file = Path(where) / "config.json"
     if os.path.lexists(file):
         return file
-    if where.startswith(("/", "./", "../")) or os.path.lexists(where):
-        reason = "there is no config.json in this directory"
-        raise ConfigError("model.path", where, reason if os.path.isdir(where) else "is not the path of a directory")
+    if "/" not in where.strip("./") or where.startswith(("/", "./", "../")) or os.path.lexists(where):
+        reason = "is not the path of a directory, and no id of a hub, which are as Qwen/Qwen3-0.6B"
+        if os.path.isdir(where):
+            reason = "there is no config.json in this directory"
+        raise ConfigError("model.path", where, reason)
     return _download(where)
 
 

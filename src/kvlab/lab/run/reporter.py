@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from kvlab.config import format_bytes
+from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
+from kvlab.config.fleet import LinkConfig, life_events
 from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
@@ -81,6 +82,11 @@ class Reporter:
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
         self._once("; ".join([_weights(own), *([] if own.groups else [_cache(own)]), *_kernels(own), _where(own)]))
+        if link := _link(config):
+            self._once(link)
+        if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):
+            name = redact(config.model.name)
+            self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
         for group in own.parts:
             name = f"{group.replicas} of {group.name}: " if own.groups else ""
             if own.groups:
@@ -205,10 +211,31 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
+def _link(config: RunConfig) -> str | None:
+    """What blocks are pulled over, and where its rate comes from; None: no replica pulls any."""
+    fleet = config.fleet
+    if not (fleet.prefill or fleet.store or fleet.neighbours):
+        return None
+    text = f"K and V go between replicas at {fleet.link.gb_s:g} GB/s for each device (fleet.link.gb_s)"
+    return f"{text}, 400 Gbit/s Ethernet unless set" if fleet.link.gb_s == LinkConfig.gb_s else text
+
+
+def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
+    """Events of a fleet that the run did not last for."""
+    ends = f"the run ended at {log.duration_s:.3g} s"
+    return [
+        f"fleet.life={event.at_s:g}:{event.event}:{event.replica} did not happen: {ends}"
+        for event in life_events(config.fleet.life, config.fleet.replicas)
+        if event.at_s > log.duration_s
+    ]
+
+
 def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
     """Of which kind each is, and what it says."""
     remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
     remarks += _of_timing(plan, log) + ([] if sure is None else [(PREDICTED, sure.sentence())])
+    if not log.interrupted:
+        remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log.records)
     if load is not None and (sentence := load.sentence()):
         remarks.append((WARNING, sentence))
