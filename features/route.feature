@@ -65,6 +65,7 @@ Feature: A proxy before several servers
         | An unknown router          | m m    | fleet.router=best                           | fleet.router=best |
         | Another router in a replay | m m    | fleet.router=random replay=decisions.jsonl  | fleet.router=random: is as decisions.jsonl has it; leave it out |
         | An unknown setting         | m m    | fleet.rooter=best                           | fleet.rooter=best: unknown; did you mean fleet.router? |
+        | A setting without its section | m m | port=8100                                   | port=8100: unknown; did you mean server.port? known: |
 
   Rule: What had not begun is not lost, and nothing is answered twice
 

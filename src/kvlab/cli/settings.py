@@ -72,7 +72,8 @@ def unknown_setting(schema: type, argument: str) -> ConfigError:
     """The error for a key=value that `schema` does not have."""
     key, _, value = argument.partition("=")
     known = list(_types(schema))
-    hint = nearest(key, known, "did you mean {}? ")
+    alike = [name for name in known if name.rpartition(".")[2] == key]
+    hint = f"did you mean {' or '.join(alike)}? " if alike else nearest(key, known, "did you mean {}? ")
     return ConfigError(key, value, f"unknown; {hint}known: {', '.join(known)}")
 
 
