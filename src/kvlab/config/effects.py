@@ -136,7 +136,7 @@ CONDITIONS = (
     ),
     Condition(
         "fleet.link",
-        lambda config: bool(config.fleet.prefill or config.fleet.store or config.fleet.neighbours),
+        lambda config: config.fleet.uses_link,
         "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
     ),
     Condition(

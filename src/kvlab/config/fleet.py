@@ -208,6 +208,11 @@ class FleetConfig:
         return [group.name for group in parts for _ in range(group.replicas)] if len(parts) > 1 else []
 
     @property
+    def uses_link(self) -> bool:
+        """Whether K and V go from one replica to another, or to a store and back."""
+        return bool(self.prefill or self.store or self.neighbours)
+
+    @property
     def events(self) -> list[LifeEvent]:
         """The replicas' lives, by time. Raises ConfigError for what is none."""
         return life_events(self.life, self.replicas)

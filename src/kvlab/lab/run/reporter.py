@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
-from kvlab.config.fleet import LinkConfig, life_events
+from kvlab.config.fleet import LinkConfig
 from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
@@ -214,7 +214,7 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
 def _link(config: RunConfig) -> str | None:
     """What blocks are pulled over, and where its rate comes from; None: no replica pulls any."""
     fleet = config.fleet
-    if not (fleet.prefill or fleet.store or fleet.neighbours):
+    if not fleet.uses_link:
         return None
     text = f"K and V go between replicas at {fleet.link.gb_s:g} GB/s for each device (fleet.link.gb_s)"
     return f"{text}, 400 Gbit/s Ethernet unless set" if fleet.link.gb_s == LinkConfig.gb_s else text
@@ -225,7 +225,7 @@ def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
     ends = f"the run ended at {log.duration_s:.3g} s"
     return [
         f"fleet.life={event.at_s:g}:{event.event}:{event.replica} did not happen: {ends}"
-        for event in life_events(config.fleet.life, config.fleet.replicas)
+        for event in config.fleet.events
         if event.at_s > log.duration_s
     ]
 
