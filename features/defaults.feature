@@ -3,6 +3,23 @@ Feature: Right by default
 
   Rule: A simulated server has the settings that its framework's server has on that device
 
+    @R23.10
+    Scenario Outline: framework=<framework> <settings>: steps are decided as that framework decides them
+      When I run "hardware=h100_sxm framework=<framework> <settings> verbose=true kv.memory=1MiB figures=false" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | framework        | settings                                            | message                                                                                             |
+        | vllm             |                                                     | order=fcfs ... ahead=True ... aging_s=60.0 ... admission_reserve=0.0 ... reserve_output=-           |
+        | vllm             | scheduler.order=priority                            | order=priority ... ahead=True ... aging_s=- ... admission_reserve=0.0 ... reserve_output=-          |
+        | vllm_synchronous |                                                     | order=fcfs ... ahead=False ... admission_reserve=0.0 ... reserve_output=-                           |
+        | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                |
+        | sglang           | scheduler.order=fcfs scheduler.reserve_output=false | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=False                        |
+        | sglang           | scheduler=static                                    | policy=static  order=fcfs ... reserve_output=True                                                   |
+        | trtllm           |                                                     | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                         |
+        | kvlab            | scheduler.order=priority                            | order=priority ... ahead=False ... aging_s=60.0 ... admission_reserve=0.2 ... reserve_output=-      |
+
     @R23.1
     Scenario Outline: <settings>: whose defaults they are stands beside the run
       When I run "executor=simulated kv.memory=1MiB figures=false <settings>" on a tiny model

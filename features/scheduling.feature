@@ -309,6 +309,20 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | priority         | b         | who is least urgent            | 25 blocks of 4 tokens                      |
 
     @R9.7
+    Scenario: The order by priority preempts the least urgent unless a victim is named
+      Given the model "qwen3"
+      And scheduling with order=priority, admission_reserve=0, max_batched_tokens=24, long_prefill_threshold=12
+      And a server with 25 blocks of 4 tokens
+      And the requests
+        | name | prompt | output | priority |
+        | a    | 12     | 60     | 9        |
+        | b    | 48     | 40     | 2        |
+        | c    | 12     | 30     | 3        |
+      When the server steps until a sequence is preempted
+      Then that is "a"
+      And it has the tokens that it was given, and no blocks
+
+    @R9.7
     Scenario: A preempted sequence enters before those that wait
       Given the model "qwen3"
       And scheduling with admission_reserve=0, max_batch_size=3

@@ -34,7 +34,7 @@ BASE = [
     "hardware=h100_sxm",
     "model=qwen3_tiny",
     "model.max_seq_len=4096",
-    "scheduler.admission_reserve=0",
+    "scheduler.ahead=false",
     "scheduler.max_batched_tokens=512",
     "scheduler.max_batch_size=32",
 ]
@@ -59,6 +59,27 @@ WORKLOADS = {
     "conversations": [
         "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
         "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
+    ],
+    "four priorities, eight at once": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.max_batch_size=8",
+        "workload.num_requests=100", "workload.priorities=4", "scheduler.order=priority",
+    ],
+    "four priorities, little memory": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
+        "workload.num_requests=200", "workload.priorities=4", "scheduler.order=priority",
+    ],
+    "windows, little memory": [
+        "model=gemma3_tiny", "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson",
+        "workload.rate=0.5", "workload.num_requests=200",
+    ],
+    "windows, shared prefixes": [
+        "model=gemma3_tiny", "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson",
+        "workload.rate=0.5", "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT,
+        OUTPUT, "kv.num_blocks=400",
+    ],
+    "windows, conversations": [
+        "model=gemma3_tiny", "workload=multi_turn", "workload.num_requests=24", "workload.turns=4",
+        "workload.think_s=0", OUTPUT, "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
     ],
 }  # fmt: skip
 FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
@@ -91,6 +112,7 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     ]
     engine = build_engine(plan)
     prompts: dict[str, tuple[int, ...]] = {}
+    priorities = {each.request_id: each.priority for each in requests}
     submit = engine.submit
 
     def noted(request: Request, *arguments: Any, **others: Any) -> None:
@@ -109,10 +131,13 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "max_model_len": config.model.max_seq_len,
         "vocab_size": plan.model.vocab_size,
         "prefix_caching": config.kv.prefix_sharing,
+        "policy": config.scheduler.order,
+        "windows": [group.window for group in plan.pool.groups] or [None],
         "requests": [
             {
                 "id": record.request_id,
                 "arrival": math.ceil(record.arrival_s),
+                "priority": priorities[record.request_id],
                 "prompt": prompts[record.request_id],
                 "output": record.output_token_ids,
             }

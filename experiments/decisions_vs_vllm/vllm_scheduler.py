@@ -21,7 +21,7 @@ def build(trace: dict[str, Any]) -> Any:
     from transformers import LlamaConfig
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
     with tempfile.TemporaryDirectory() as folder:
@@ -38,17 +38,23 @@ def build(trace: dict[str, Any]) -> Any:
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
         async_scheduling=False,
+        policy=trace["policy"],
     )
     block, blocks = trace["block_size"], trace["num_blocks"] + 1  # vLLM never uses one of them
     cache = CacheConfig(block_size=block, enable_prefix_caching=trace["prefix_caching"])
     cache.num_gpu_blocks = blocks
-    spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    layer = {"block_size": block, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    groups = [
+        KVCacheGroupSpec(
+            [f"layer{number}"],
+            FullAttentionSpec(**layer) if window is None else SlidingWindowSpec(**layer, sliding_window=window),
+        )
+        for number, window in enumerate(trace["windows"])
+    ]
     whole = VllmConfig(scheduler_config=scheduler, model_config=model, cache_config=cache)
     return Scheduler(
         vllm_config=whole,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-        ),
+        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(whole),
         block_size=block,
         log_stats=True,
@@ -88,7 +94,11 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
             job = waiting.pop(0)
             length = len(job["output"])
             sampling = SamplingParams(temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True)
-            scheduler.add_request(Request(job["id"], job["prompt"], sampling, None, block_hasher=hasher))
+            asked = (job["id"], job["prompt"], sampling, None)
+            came = len(answers) - len(waiting)  # equals go by it, who would go by their names
+            scheduler.add_request(
+                Request(*asked, arrival_time=float(came), priority=job["priority"], block_hasher=hasher)
+            )
         before = evicted
         out = scheduler.schedule()
         names = list(out.num_scheduled_tokens)

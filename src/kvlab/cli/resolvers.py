@@ -55,21 +55,21 @@ def _here(what: str, timing: str = "", dtype: str = "", threads: int | None = No
     return {dtype: sustained / 1e12} if what == "tflops" else rates.read_bytes_per_s / 1e9
 
 
-def _default(name: str, *, _root_: DictConfig) -> float:
+def _default(name: str, *, _root_: DictConfig) -> Any:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
-    context; else kvlab's.
+    context; else kvlab's, as for static batches, which no server forms.
     """
-    defaults = _server(_root_)
-    if defaults is None:
+    defaults, scheduler = _server(_root_), _root_.scheduler
+    is_own = scheduler.policy == "static" if name in ("order", "reserve_output") else False
+    is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
+    if defaults is None or is_own:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
-        own: float = getattr(kinds.get(name, SchedulerConfig), name)
-        return own
+        return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
         return _context(_root_.model)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
-    value: float = getattr(defaults, name)
-    return value
+    return getattr(defaults, name)
 
 
 def _server(run: DictConfig) -> ServerDefaults | None:

@@ -18,6 +18,11 @@ class ServerDefaults(NamedTuple):
     max_batch_size: int
     block_size: int = 16
     memory_utilization: float = 0.9  # share of the device's memory
+    order: str = "fcfs"
+    ahead: bool = True  # a step is decided while the one before runs
+    reserve_output: bool | None = None  # a request is admitted where all of its answer has room
+    admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
+    aging_s: float | None = None  # nor lets requests age
 
 
 def server_defaults(framework: str, device: str, memory: str, version: str | None = None) -> ServerDefaults | None:
@@ -28,7 +33,9 @@ def server_defaults(framework: str, device: str, memory: str, version: str | Non
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
     `server_args.py` (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are
-    simulated as blocks of 16); TensorRT-LLM's `BuildConfig` and `KvCacheConfig`.
+    simulated as blocks of 16), whose overlap scheduler runs prompts apart from answers and reserves most of what is
+    asked for: all of it here; TensorRT-LLM's `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy`
+    (GUARANTEED_NO_EVICT). Asynchronous scheduling is `SchedulerConfig.async_scheduling` in vLLM.
     """
     if device == "here":
         return None
@@ -41,11 +48,12 @@ def server_defaults(framework: str, device: str, memory: str, version: str | Non
         else:
             tokens, sequences = 2_048, 256
         share = 0.92 if version_key(vllm_version(framework, version)) >= (0, 21) else 0.9
-        return ServerDefaults("vLLM 0.32's server", tokens, sequences, memory_utilization=share)
+        source, ahead = "vLLM 0.32's server", framework != "vllm_synchronous"
+        return ServerDefaults(source, tokens, sequences, memory_utilization=share, ahead=ahead)
     if framework == "sglang":
         limits = ((35, 2_048), (60, 4_096), (160, 8_192))
         tokens = next((tokens for most, tokens in limits if size < most), 16_384)
-        return ServerDefaults("SGLang's server", tokens, 2_048)
+        return ServerDefaults("SGLang's server", tokens, 2_048, order="prefill_alone", reserve_output=True)
     if framework == "trtllm":
-        return ServerDefaults("TensorRT-LLM's server", 8_192, 2_048, block_size=32)
+        return ServerDefaults("TensorRT-LLM's server", 8_192, 2_048, block_size=32, reserve_output=True)
     return None

@@ -11,7 +11,7 @@ from operator import attrgetter
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
-from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.step_plan import Chunk, DecodeBatch
@@ -41,7 +41,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
         self._admissions = 0
-        self._victim = VICTIMS.get(config.preemption.victim or "last_admitted")
+        self._victim = VICTIMS.get(config.preemption.victim or VICTIM_OF.get(config.order, "last_admitted"))
         self._speculation = Speculation(config.speculation)
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False

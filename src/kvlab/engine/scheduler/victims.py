@@ -12,6 +12,8 @@ from kvlab.registry import Registry
 Victim = Callable[[list[Sequence]], Sequence]
 
 VICTIMS: Registry[Victim] = Registry("scheduler.preemption.victim")
+#: What an order preempts by unless a victim is named; others: last_admitted.
+VICTIM_OF = {"priority": "priority"}
 
 
 @VICTIMS.register("last_admitted")
@@ -28,5 +30,5 @@ def fewest_generated(running: list[Sequence]) -> Sequence:
 
 @VICTIMS.register("priority")
 def lowest_priority(running: list[Sequence]) -> Sequence:
-    """The one with the largest priority number, of equals the last admitted."""
-    return max(reversed(running), key=lambda sequence: sequence.request.priority)
+    """The one with the largest priority number, of equals the one that came last, as in vLLM."""
+    return max(reversed(running), key=lambda sequence: (sequence.request.priority, sequence.request.arrival_s))
