@@ -25,7 +25,7 @@ Feature: How many sequences fit
     @R2.1
     Scenario: Of several simulated replicas one is planned
       When I plan "model=qwen3_8b hardware=h100_sxm fleet.replicas=4"
-      Then the planner says "a replica of 4, qwen3_8b: "
+      Then the planner says "each of 4 replicas, qwen3_8b: "
 
     @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
@@ -86,6 +86,8 @@ Feature: How many sequences fit
       When I plan "model=gpt_oss_120b hardware=h100_sxm executor.dtype=bfloat16"
       Then the planner says "matrices in bfloat16 and mxfp4 56.3 GiB, embedding 1.1 GiB, scales 3.3 GiB"
       And the planner says "16 tokens x 18 layers; groups of layers: 1 of full attention and 1 of 128 tokens"
+      When I plan "model=gpt_oss_20b hardware=h100_sxm executor.dtype=bfloat16"
+      Then the planner says "154,711 blocks, 2,475,376 token slots of 12 layers; contiguous: 9 slots, 1,179,648 token slots of 24 layers"
 
     @R2.1
     Scenario: Devices are given in short

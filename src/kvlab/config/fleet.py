@@ -37,8 +37,8 @@ def life_events(life: Iterable[str], replicas: int) -> list[LifeEvent]:
     for text in life:
         match = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
         if not match or int(match[3]) >= replicas:
-            known = f"0 to {replicas - 1}"
-            form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
+            known = f"0 to {replicas - 1}, as 'fleet.life=[10:die:{replicas - 1}]'"
+            form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}"
             raise ConfigError("fleet.life", text, form)
         events.append(LifeEvent(float(match[1]), match[2], int(match[3])))
     return sorted(events, key=lambda event: event.at_s)
@@ -138,7 +138,7 @@ class FleetConfig:
     events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
-    life: list[str] = field(default_factory=list)  # as 10:die:1: at 10 s replica 1 dies; or drain, or return
+    life: list[str] = field(default_factory=list)  # as [10:die:1]: at 10 s replica 1 dies; or drain, or return
     scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of them serve, by a rule; of a split, decode
     prefill_scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of fleet.prefill serve, by a rule
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # of the scores that precise, estimated, load add
