@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
@@ -16,7 +17,7 @@ from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.sureness import Predicted, predicted
+from kvlab.lab.results.sureness import Predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
 from kvlab.lab.run.peer_plan import Plan
@@ -27,10 +28,9 @@ from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
-from kvlab.models.sparse import SparseConfig, is_mixture
+from kvlab.models.sparse import SparseConfig
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
-from kvlab.simulation.timings.silicon import SiliconTiming
 
 WARNING, PREDICTED = "warning", "predicted"  # kinds of notes
 
@@ -76,7 +76,8 @@ class Reporter:
             choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         for sentence in without_effect(config):
-            self.note(sentence)
+            if sentence not in context.said:
+                self.note(sentence)
         if (own := plan.own) is None:
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
@@ -113,7 +114,7 @@ class Reporter:
             facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
             self.console.print(f"engine: {facts}", soft_wrap=True)
 
-    def served(self, plan: Plan, served: Served, sure: Predicted | None) -> None:
+    def served(self, plan: Plan, served: Served, sure: Mapping[str, Predicted]) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if log.fleet is not None and not self.context.in_sweep:
@@ -230,10 +231,11 @@ def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
     ]
 
 
-def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
+def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tuple[str, str]]:
     """Of which kind each is, and what it says."""
     remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
-    remarks += _of_timing(plan, log) + ([] if sure is None else [(PREDICTED, sure.sentence())])
+    remarks += _of_timing(plan, log)
+    remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log.records)
@@ -243,18 +245,12 @@ def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str,
 
 
 def _of_timing(plan: Plan, log: RunLog) -> list[tuple[str, str]]:
-    """What to know of the times of each group's steps, and how sure they are where groups differ."""
+    """What to know of the times of each group's steps."""
     remarks, first = list[tuple[str, str]](), 0
     for name, count, own in plan.parts:
-        last, is_all = first + count, not name
-        steps = log.steps if is_all else [step for step in log.steps if first <= step.replica < last]
-        found = [(WARNING, own.timing.remark(steps) if own.timing is not None else None)]
-        if name and isinstance(own.timing, SiliconTiming):
-            served = replace(
-                log, records=[record for record in log.records if first <= record.replica < last], refused=[]
-            )
-            sure = predicted(own.config, served, count, is_sparse=is_mixture(own.model))
-            found.append((PREDICTED, None if sure is None else sure.sentence()))
-        remarks += [(kind, text if is_all else f"{name}: {text}") for kind, text in found if text is not None]
+        last = first + count
+        steps = [step for step in log.steps if first <= step.replica < last] if name else log.steps
+        if own.timing is not None and (text := own.timing.remark(steps)) is not None:
+            remarks.append((WARNING, f"{name}: {text}" if name else text))
         first = last
     return remarks
