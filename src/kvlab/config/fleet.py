@@ -81,7 +81,7 @@ class ScaleConfig:
             if self.target is None:
                 text = f"needs a value of {self.on} for each replica, as {key}.target=0.8 of kv"
                 raise ConfigError(f"{key}.target", None, text)
-            if self.least > most:
+            if self.least > most > 0:  # of none there is nothing to start
                 raise ConfigError(f"{key}.least", self.least, f"is more than {of}, the most; take fewer")
         if self.target is not None and not 0 < self.target <= MOST:
             raise ConfigError(f"{key}.target", self.target, "must be more than 0")
@@ -192,7 +192,7 @@ class FleetConfig:
         """What decides how many replicas serve, and of which."""
         every = range(self.replicas)
         both = ((self.scale, every[self.prefill :]), (self.prefill_scale, every[: self.prefill]))
-        return [(rule, replicas) for rule, replicas in both if rule.on is not None]
+        return [(rule, replicas) for rule, replicas in both if rule.on is not None and replicas]
 
     @property
     def parts(self) -> list[ReplicaGroup]:
