@@ -96,8 +96,8 @@ class Reporter:
                 self._once(name + _as_simulated(group.plan, timing))
                 hardware = group.plan.config.hardware
                 for setting in timing.unread(hardware) if hardware else ():
-                    text = f"{name}{setting} has no effect here: timing {timing.description} was measured"
-                    self.note(f"{text}; executor.timing=roofline reads it")
+                    text = f"{name}{setting} has no effect here: steps take what was measured, timing "
+                    self.note(f"{text}{timing.description}; executor.timing=roofline reads it")
 
     def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
