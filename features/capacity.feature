@@ -78,7 +78,7 @@ Feature: How many sequences fit
       When I plan "model=llama3_1_70b hardware=h100_sxm executor.dtype=bfloat16 executor.tensor_parallel=16"
       Then the planner says "80 layers x 8 KV heads x 128 numbers x 2 bytes, bfloat16; 2 devices have copies"
       And the planner says "matrices in bfloat16 132.0 GiB"
-      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each, less the working memory of 15 others"
+      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each (vLLM 0.32's default), less the working memory of 15 others"
       And a token takes 655360 bytes and a block of 16 tokens 10485760
 
     @R29.10
@@ -109,16 +109,17 @@ Feature: How many sequences fit
     Scenario Outline: With <settings> a server takes <share> of the memory
       When I plan "model=qwen3_8b hardware=h100_sxm <settings>"
       Then the planner has <share> of 81079 MiB
+      And the message says "on h100_sxm: executor.memory_utilization=<share> of 79.2 GiB <whose>"
 
       # 81,559 MiB, of which the driver keeps 480. vLLM's share grew with the CUDA graphs that it counts since.
       Examples:
-        | settings                                                  | share |
-        | framework=vllm                                            | 0.92  |
-        | framework.version=0.21.0                                  | 0.92  |
-        | framework.version=0.19.0                                  | 0.9   |
-        | framework=vllm_synchronous                                | 0.9   |
-        | framework=sglang                                          | 0.9   |
-        | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  |
+        | settings                                                  | share | whose                    |
+        | framework=vllm                                            | 0.92  | (vLLM 0.32's default)    |
+        | framework.version=0.21.0                                  | 0.92  | (vLLM 0.21.0's default)  |
+        | framework.version=0.19.0                                  | 0.9   | (vLLM 0.19.0's default)  |
+        | framework=vllm_synchronous                                | 0.9   | (vLLM 0.12's default)    |
+        | framework=sglang                                          | 0.9   | (kvlab's default)        |
+        | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  | weights                  |
 
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>

@@ -29,6 +29,7 @@ from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
+from kvlab.planning.devices import share_in_words
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
 
@@ -209,6 +210,8 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
             ")" if is_usual else f": {usual.max_batched_tokens:,} and {usual.max_batch_size:,})"
         )
     text += f", up to {config.model.max_seq_len:,} tokens each"
+    if hardware and config.kv.memory is None and config.kv.num_blocks is None:
+        text += f"; {share_in_words(config, hardware)}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
