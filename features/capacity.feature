@@ -25,7 +25,7 @@ Feature: How many sequences fit
     @R2.1
     Scenario: Of several simulated replicas one is planned
       When I plan "model=qwen3_8b hardware=h100_sxm fleet.replicas=4"
-      Then the planner says "a replica of 4, qwen3_8b: "
+      Then the planner says "each of 4 replicas, qwen3_8b: "
 
     @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
@@ -78,7 +78,7 @@ Feature: How many sequences fit
       When I plan "model=llama3_1_70b hardware=h100_sxm executor.dtype=bfloat16 executor.tensor_parallel=16"
       Then the planner says "80 layers x 8 KV heads x 128 numbers x 2 bytes, bfloat16; 2 devices have copies"
       And the planner says "matrices in bfloat16 132.0 GiB"
-      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each, less the working memory of 15 others"
+      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each (vLLM 0.32's default), less the working memory of 15 others"
       And a token takes 655360 bytes and a block of 16 tokens 10485760
 
     @R29.10
@@ -86,6 +86,8 @@ Feature: How many sequences fit
       When I plan "model=gpt_oss_120b hardware=h100_sxm executor.dtype=bfloat16"
       Then the planner says "matrices in bfloat16 and mxfp4 56.3 GiB, embedding 1.1 GiB, scales 3.3 GiB"
       And the planner says "16 tokens x 18 layers; groups of layers: 1 of full attention and 1 of 128 tokens"
+      When I plan "model=gpt_oss_20b hardware=h100_sxm executor.dtype=bfloat16"
+      Then the planner says "154,711 blocks, 2,475,376 token slots of 12 layers; contiguous: 9 slots, 1,179,648 token slots of 24 layers"
 
     @R2.1
     Scenario: Devices are given in short
@@ -107,16 +109,17 @@ Feature: How many sequences fit
     Scenario Outline: With <settings> a server takes <share> of the memory
       When I plan "model=qwen3_8b hardware=h100_sxm <settings>"
       Then the planner has <share> of 81079 MiB
+      And the message says "on h100_sxm: executor.memory_utilization=<share> of 79.2 GiB <whose>"
 
       # 81,559 MiB, of which the driver keeps 480. vLLM's share grew with the CUDA graphs that it counts since.
       Examples:
-        | settings                                                  | share |
-        | framework=vllm                                            | 0.92  |
-        | framework.version=0.21.0                                  | 0.92  |
-        | framework.version=0.19.0                                  | 0.9   |
-        | framework=vllm_synchronous                                | 0.9   |
-        | framework=sglang                                          | 0.9   |
-        | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  |
+        | settings                                                  | share | whose                    |
+        | framework=vllm                                            | 0.92  | (vLLM 0.32's default)    |
+        | framework.version=0.21.0                                  | 0.92  | (vLLM 0.21.0's default)  |
+        | framework.version=0.19.0                                  | 0.9   | (vLLM 0.19.0's default)  |
+        | framework=vllm_synchronous                                | 0.9   | (vLLM 0.12's default)    |
+        | framework=sglang                                          | 0.9   | (kvlab's default)        |
+        | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  | weights                  |
 
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>

@@ -93,6 +93,9 @@ Feature: Right by default
         | fleet.replicas=2 fleet.router=load    | fleet.weights.prefix=2.0    | a router that sees prefixes                       |
         | fleet.replicas=2                      | fleet.link.gb_s=3.0         | fleet.prefill of 1 or more                        |
         | fleet.replicas=2                      | fleet.scale.warm_up_s=3.0   | fleet.scale.on                                    |
+        | fleet.replicas=2 fleet.prefill_scale.on=rate | fleet.prefill_scale.target=9.0 | fleet.prefill_scale.on, with fleet.prefill of 1 or more |
+        | fleet.replicas=2 fleet.router=precise fleet.prefixes=none | fleet.weights.prefix=2.0 | a router that sees prefixes              |
+        | fleet.replicas=2 fleet.router=precise fleet.prefixes=none fleet.store=1MiB | fleet.store_weight=0.5 | fleet.store, with a router that sees prefixes |
         |                                       | executor.threads=2          | executors that compute                            |
         |                                       | executor.timing_path=x      | executor=simulated executor.timing=fitted         |
 

@@ -55,9 +55,9 @@ Feature: Fleets of unequal replicas
         | [{count:2,hardware:h100}]                |                     | fleet.groups[0].hardware=h100: unknown; known: ... did you mean h100_sxm? |
         | [{count:2,kv:{num_blocks:0}}]            |                     | fleet.groups[0].kv.num_blocks=0: must be a number, at least 1 |
         | [{count:two}]                            |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
-        | [{count:1,name:a},{count:1,name:a}]      |                     | fleet.groups[0].name=a: is the name of two groups, whose requests could not be told apart |
+        | [{count:1,name:a},{count:1},{count:1,name:a}] |                     | fleet.groups[0].name=a: is the name of fleet.groups[2] too, and their requests could not be told apart |
         | [{count:true}]                           |                     | needs a count of replicas, a whole number, as {count: 2, hardware: l40s} |
-        | [1]                                      |                     | fleet.groups=[1]: must be a list of groups, as [{count: 2, hardware: l40s}] in quotes |
+        | [1]                                      |                     | fleet.groups=[1]: must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]' |
         | [{count:2},{kv.num_blocks:8}]            |                     | fleet.replicas=1: leaves none for the group num_blocks=8 of fleet.groups, which has no count; take more, or give it one, as {count: 2} |
         | [{kv.num_blocks:8},{kv.num_blocks:9}]    | fleet.replicas=4    | fleet.groups=num_blocks=8 and num_blocks=9: have no count of replicas; one group may be without, or one of each role |
         | [{count:2,model.name:other}]             |                     | fleet.groups[0].model.name=other: replicas behind a router serve one model |
@@ -74,9 +74,9 @@ Feature: Fleets of unequal replicas
     @R28.15
     Scenario: The model of a fleet on two kinds of devices
       When I plan "model=qwen3_8b executor=simulated fleet.groups=[{count:4,hardware:h100_sxm},{count:2,hardware:l4,name:small}] lengths=1000"
-      Then the planner says "a replica of h100_sxm, qwen3_8b"
+      Then the planner says "each replica of h100_sxm, qwen3_8b"
       And the planner says "24,652 blocks"
-      And the planner says "a replica of small, qwen3_8b"
+      And the planner says "each replica of small, qwen3_8b"
       And the planner says "906 blocks"
 
     @R28.15

@@ -270,11 +270,13 @@ Feature: Fleets
         | fleet.replicas=2 fleet.prefill=2                       | fleet.prefill=2: leaves none of fleet.replicas=2 to decode; take fewer                         |
         | fleet.replicas=2 fleet.prefill=1 kv.prefix_sharing=false | fleet.prefill=1: needs a prefix cache; use kv=paged                                          |
         | fleet.replicas=2 fleet.prefill=1 fleet.link.gb_s=0     | fleet.link.gb_s=0.0: must be more than 0: nothing would ever arrive                            |
-        | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.prefixes=events: needs a prefix cache, and the replicas have none; use kv=paged          |
+        | fleet.replicas=2 fleet.router=precise kv=contiguous    | fleet.router=precise: needs a prefix cache, and the replicas have none; use kv=paged           |
+        | fleet.replicas=2 fleet.router=cache_aware kv.prefix_sharing=false | fleet.router=cache_aware: needs a prefix cache ... kv.prefix_sharing=true, or a router that knows no prefixes |
+        | fleet.replicas=2 fleet.router=sticky fleet.prefixes=memory kv=contiguous | fleet.prefixes=memory: needs a prefix cache                                  |
         | fleet.replicas=2 fleet.prefill=1 fleet.handshake=first | fleet.handshake=first: unknown; known: prefill_first, decode_first                             |
         | fleet.replicas=2 fleet.prefill=1 fleet.link.send=token | fleet.link.send=token: unknown; known: prompt, chunk, layer                                    |
         | fleet.replicas=2 fleet.prefill=1 fleet.link.send=layer | fleet.link.send=layer: sends to blocks that are reserved before the prefill; use fleet.handshake=decode_first |
-        | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1       |
+        | fleet.replicas=2 fleet.life=[1:die:2]                | fleet.life=1:die:2: write seconds, one of die, drain, return, and a replica from 0 to 1, as 'fleet.life=[10:die:1]' |
         | fleet.replicas=2 fleet.life=[1:die:0,2:die:1]       | fleet.life=2:die:1: leaves no replica for requests that arrive after 2 s                       |
         | fleet.replicas=3 fleet.store=1                         | fleet.store=1: holds no block; give it more                                                    |
         | fleet.replicas=3 fleet.store=1GiB kv.prefix_sharing=false | fleet.store=1GiB: needs a prefix cache; use kv=paged                                        |

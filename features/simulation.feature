@@ -114,6 +114,7 @@ Feature: Simulation
       Given the tables of measured operations
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=l40s" on a tiny model
       Then the message says "nine of ten of ... measured vllm deployments of dense models had tpot within ... and ttft within ...; none is on l40s"
+      And the message says "tokens each; executor.memory_utilization=0.92 of 44.5 GiB (vLLM 0.32's default); timing silicon"
 
     @R29.21
     Scenario: Each predicted latency says how near it is likely to be
@@ -124,9 +125,9 @@ Feature: Simulation
     @R29.21
     Scenario: What is not in measured operations, and what a mixture's weights are stored in
       Given the tables of measured operations
-      When I run "executor=simulated executor.dtype=bfloat16 model=gpt_oss_20b hardware=h100_sxm hardware.bandwidth_gb_s=64 workload.num_requests=2 figures=false" on a tiny model
+      When I run "executor=simulated executor.dtype=bfloat16 model=gpt_oss_20b hardware=h100_sxm hardware.bandwidth_gb_s=64 hardware.link_efficiency=0.5 workload.num_requests=2 figures=false" on a tiny model
       Then the message says "20,915 M parameters, 12.8 GiB in bfloat16 and mxfp4"
-      And the message says "warning: hardware.bandwidth_gb_s=64 has no effect here: timing silicon (vllm ... on h100_sxm) was measured; executor.timing=roofline reads it"
+      And the message says "warning: hardware.bandwidth_gb_s=64 has no effect here: steps take what was measured, timing silicon (vllm ... on h100_sxm); executor.timing=roofline reads it ... hardware.link_efficiency=0.5 has no effect"
 
     @R29.4
     Scenario: Two devices over PCIe exchange as the version did that is asked for
@@ -215,6 +216,8 @@ Feature: Simulation
       Then the command succeeds
       And the message says "simulated here, timing fitted on ..., 1 thread"
       And the message says "timing fitted on ...: steps held out of the fit were off by ... % in the median, ... all together by"
+      And the message says "warning: hardware.launch_us=3 has no effect here: steps take what was measured, timing fitted on ...; executor.timing=roofline reads it"
+      And nothing is said of "hardware.bandwidth_gb_s"
       And all 4 requests were completed
 
     @R14.4

@@ -23,6 +23,15 @@ Feature: How far predicted figures may be off
       | find=split fleet.replicas=2 slo.ttft_ms=20                                        |                                                          |
       | trials=1 slo.ttft_ms=20 workload.num_requests=20                                  | ...what to change: kvlab advise executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm |
 
+  @R29.23
+  Scenario: What is found of groups of replicas, and a router that the first of the runs does not ask
+    Given the tables of measured operations
+    When I tune on a measured device "find=replicas slo.ttft_ms=20 fleet.replicas=2 fleet.groups=[{count:1,name:large},{name:small,kv.num_blocks:64}]"
+    Then the message says "predicted: large: mean ttft ... predicted: small: mean ttft ... predicted: mean ttft"
+    And the message says "predicted: nine of ten measured deployments like this had mean ttft within ... %; if that far off, ... to ... % are within the limits"
+    When I tune on a measured device "find=replicas slo.ttft_ms=20 fleet.router=least_requests"
+    Then nothing is said of "fleet.router=least_requests has no effect"
+
   @R29.24 @R30.10
   Scenario: A pool that is planned
     When I plan "model=llama3_1_8b hardware=b200_sxm"

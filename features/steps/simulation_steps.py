@@ -88,7 +88,7 @@ def calibrate_on_it(tmp_path: Path, commands: list[Command]) -> None:
 @when("I simulate it with that calibration")
 def simulate_calibrated(lab: Runner, tmp_path: Path, commands: list[Command]) -> None:
     timing = f"executor.timing=fitted executor.timing_path={tmp_path / 'calibration.yaml'}"
-    commands.append(lab.run(f"executor=simulated hardware=here {timing} {LONG}"))
+    commands.append(lab.run(f"executor=simulated hardware=here hardware.launch_us=3 {timing} {LONG}"))
 
 
 @when(parsers.re(r'I play it back with "(?P<settings>.*)"'))

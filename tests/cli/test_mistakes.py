@@ -39,8 +39,8 @@ OVERRIDES = {
     "hardware=H100": "hardware=H100: unknown; known: a100_pcie, a100_sxm, a30, b200_sxm, ",
     "hydra/launcher=jobs": "hydra/launcher=jobs: unknown; known: basic",
     "tags={a: b}": "Could not override 'tags'; Key 'a' is not in struct; to add it, write +tags=...",
-    "fleet.life=1:die:0": "fleet.life=1:die:0: must be a list, as [a,b] in quotes",
-    "fleet.groups={count: 2}": "fleet.groups={count: 2}: must be a list, as [a,b] in quotes",
+    "fleet.life=1:die:0": "fleet.life=1:die:0: must be a list, as 'fleet.life=[1:die:0]'",
+    "fleet.groups={count: 2}": "fleet.groups={count: 2}: must be a list, as 'fleet.groups=[{count: 2}]'",
     "+tags={a: {b: c}}": "tags.a={'b': 'c'}: must be text",
 }
 

@@ -47,16 +47,28 @@ def _served(config: RunConfig) -> object:
     return alone, [(part[1:3], with_settings(alone, part.settings)) for part in config.fleet.parts]
 
 
-def test_what_a_group_has_of_its_own_is_not_changed_for_all() -> None:
+def test_what_a_group_has_of_its_own_is_changed_for_the_others() -> None:
     groups = "fleet.groups=[{count:2},{count:1,kv.dtype:fp8_e4m3,scheduler.max_batch_size:64}]"
-    config, _, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", groups])
+    config, words, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", groups])
     changes = possible_changes(config, FACTS, 8)
-    assert not any("kv.dtype" in change.settings for change in changes)
+    types = [change for change in changes if "kv.dtype" in change.settings]
+    assert [change.settings for change in types] == [{"kv.dtype": "fp8_e4m3"}, {"kv.dtype": "int8"}]
+    assert all(change.cost.endswith(" (of h100_sxm alone)") for change in types)
+    assert _served(changed(config, types[1].settings)) == _served(compose_run(*words, types[1].text))
     batches = [change.settings for change in changes if change.kind == "sequences of a step, fleet.groups.1"]
     assert {"fleet.groups.1.scheduler.max_batch_size": 128} in batches
     changes = possible_changes(config, replace(FACTS, most_running=63), 8)
     batches = [change.settings for change in changes if change.kind == "sequences of a step, fleet.groups.1"]
     assert batches == [{"fleet.groups.1.scheduler.max_batch_size": most} for most in (32, 16)]
+
+
+@pytest.mark.parametrize("own", ["{count:2,kv.dtype:int8}", "{count:2,kv.dtype:int8,kv.block_size:8}"])
+def test_nothing_is_changed_that_all_groups_have_of_their_own(own: str) -> None:
+    groups = f"fleet.groups=[{own},{{count:1,kv.dtype:fp8_e4m3,kv.num_blocks:500}}]"
+    config, _, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", "kv.num_blocks=900", groups])
+    changes = possible_changes(config, FACTS, 8)
+    assert not any("kv.dtype" in change.settings for change in changes)
+    assert not any("kv.block_size" in change.settings for change in changes)  # with as many blocks less
 
 
 @pytest.mark.parametrize("key", ["scheduler", "scheduler.max_batch_size"])

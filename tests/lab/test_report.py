@@ -136,6 +136,12 @@ def test_the_gate_compares_every_other_group_with_the_baseline(sweep):
     assert "kv=paged is 75.5 against 95 of kv=contiguous: -20.0 %" in report.findings[0].sentence
 
 
+def test_a_gate_on_a_change_needs_a_second_group(make):
+    (finding,) = make({}, fail_if=[f"{THROUGHPUT} < -5%"]).findings
+    assert finding.violated
+    assert finding.sentence.endswith("is the only one; name runs of two")
+
+
 def test_the_terminal_has_the_table_and_what_it_means(sweep):
     text = printed(build_report([sweep], ReportOptions(fail_if=[f"{THROUGHPUT} < -5%"])))
     assert re.search(r"output tokens .*95\.0 tok/s .*75\.5 tok/s .*20\.0 % .*slower", text)

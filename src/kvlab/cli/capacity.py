@@ -118,7 +118,7 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
 
     for name, own in planned.items():
         if name or config.fleet.replicas > 1:
-            print(f"a replica of {name or config.fleet.replicas}, ", end="")
+            print(f"each replica of {name}, " if name else f"each of {config.fleet.replicas} replicas, ", end="")
         show_plan(own, Terminal())
     if line := advice_line(words, drawn_requests(config.workload)):
         print(line)

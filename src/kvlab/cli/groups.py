@@ -69,8 +69,9 @@ def _told_apart(groups: list[dict[str, Any]], given: list[dict[str, Any]]) -> li
     for number, (group, own) in enumerate(zip(groups, given, strict=True)):
         name = group["name"]
         if "name" in own and names.count(name) > 1:
-            text = "is the name of two groups, whose requests could not be told apart; give each its own"
-            raise ConfigError(f"fleet.groups[{number}].name", name, text)
+            other = next(at for at in range(number + 1, len(given)) if given[at].get("name") == name)
+            text = f"is the name of fleet.groups[{other}] too, and their requests could not be told apart"
+            raise ConfigError(f"fleet.groups[{number}].name", name, f"{text}; give each its own")
         if "name" not in own:
             numbered = (f"{name} ({again})" for again in count(2))
             group["name"] = next(new for new in chain([name], numbered) if new not in names)

@@ -62,9 +62,9 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     elif "list index out of range" in reason:
         reason = "is of no group that is written before it; the first is 0"
     elif name == "fleet.groups" and "Dict[str, Any]" in reason:
-        reason = "must be a list of groups, as [{count: 2, hardware: l40s}] in quotes"
+        reason = "must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'"
     elif "is not a ListConfig" in reason or "with ListConfig" in reason:
-        reason = "must be a list, as [a,b] in quotes"
+        reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))

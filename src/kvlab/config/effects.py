@@ -141,7 +141,9 @@ CONDITIONS = (
     ),
     Condition(
         "fleet.store_weight",
-        lambda config: config.fleet.store is not None and _sees_prefixes(config),
+        lambda config: (
+            config.fleet.store is not None and _sees_prefixes(config) and _feeds(config, "prefixes") != "none"
+        ),
         "fleet.store, with a router that sees prefixes",
     ),
     Condition(
@@ -154,7 +156,7 @@ CONDITIONS = (
     ),
     Condition(
         "fleet.weights.prefix",
-        lambda config: config.fleet.router != "load" or _feeds(config, "prefixes") != "none",
+        lambda config: _feeds(config, "prefixes") != "none",
         "a router that sees prefixes: precise, estimated, or load with fleet.prefixes",
     ),
     Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),

@@ -37,8 +37,8 @@ def life_events(life: Iterable[str], replicas: int) -> list[LifeEvent]:
     for text in life:
         match = re.fullmatch(rf"(\d+(?:\.\d+)?):({'|'.join(LIVES)}):(\d+)", text)
         if not match or int(match[3]) >= replicas:
-            known = f"0 to {replicas - 1}"
-            form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}, as 10:die:1"
+            known = f"0 to {replicas - 1}, as 'fleet.life=[10:die:{replicas - 1}]'"
+            form = f"write seconds, one of {', '.join(LIVES)}, and a replica from {known}"
             raise ConfigError("fleet.life", text, form)
         events.append(LifeEvent(float(match[1]), match[2], int(match[3])))
     return sorted(events, key=lambda event: event.at_s)
@@ -81,7 +81,7 @@ class ScaleConfig:
             if self.target is None:
                 text = f"needs a value of {self.on} for each replica, as {key}.target=0.8 of kv"
                 raise ConfigError(f"{key}.target", None, text)
-            if self.least > most:
+            if self.least > most > 0:  # of none there is nothing to start
                 raise ConfigError(f"{key}.least", self.least, f"is more than {of}, the most; take fewer")
         if self.target is not None and not 0 < self.target <= MOST:
             raise ConfigError(f"{key}.target", self.target, "must be more than 0")
@@ -138,7 +138,7 @@ class FleetConfig:
     events_ms: float = 10.0  # prefixes=events: from a step's end until the router has its KV events
     events_lost: float = 0.0  # prefixes=events: share of the batches of events that never come, 0 to 1
     memory_blocks: int | None = None  # prefixes=memory: blocks remembered of each replica; null: the router's own
-    life: list[str] = field(default_factory=list)  # as 10:die:1: at 10 s replica 1 dies; or drain, or return
+    life: list[str] = field(default_factory=list)  # as [10:die:1]: at 10 s replica 1 dies; or drain, or return
     scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of them serve, by a rule; of a split, decode
     prefill_scale: ScaleConfig = field(default_factory=ScaleConfig)  # how many of fleet.prefill serve, by a rule
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # of the scores that precise, estimated, load add
@@ -192,7 +192,7 @@ class FleetConfig:
         """What decides how many replicas serve, and of which."""
         every = range(self.replicas)
         both = ((self.scale, every[self.prefill :]), (self.prefill_scale, every[: self.prefill]))
-        return [(rule, replicas) for rule, replicas in both if rule.on is not None]
+        return [(rule, replicas) for rule, replicas in both if rule.on is not None and replicas]
 
     @property
     def parts(self) -> list[ReplicaGroup]:

@@ -92,13 +92,14 @@ def _prefixes(
 ) -> PrefixView:
     if kind == "none":
         return PrefixView()
+    pool = replica.core.pool
+    if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
+        by = ("fleet.router", config.router) if config.prefixes == "auto" else ("fleet.prefixes", kind)
+        text = "needs a prefix cache, and the replicas have none; use kv=paged with kv.prefix_sharing=true, or "
+        raise ConfigError(*by, text + "a router that knows no prefixes, as fleet.router=least_requests")
     if kind == "memory":
         size, capacity, most = memory
         return SentPrefixes(size, config.memory_blocks or capacity, most)
-    pool = replica.core.pool
-    if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
-        text = "needs a prefix cache, and the replicas have none; use kv=paged, or fleet.prefixes=none"
-        raise ConfigError("fleet.prefixes", kind, text)
     log = follow(pool)
     if kind == "exact":
         return HeldPrefixes(log, pool.block_size)

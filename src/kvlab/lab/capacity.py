@@ -24,7 +24,7 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.models.families import decoder_config
 from kvlab.planning.cache import kv_spec
-from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
+from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices, share_in_words
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import settings_elsewhere
 from kvlab.simulation.accuracy import planned_pools
@@ -179,8 +179,7 @@ def plan_capacity(
 
 def _of_devices(config: RunConfig, hardware: HardwareConfig, plan: MemoryPlan) -> str:
     """How the memory of simulated devices was counted, in words."""
-    devices, share = config.executor.devices, f"executor.memory_utilization={config.executor.memory_utilization:g}"
-    text = f"{share} of {format_bytes(hardware.usable_bytes)}{' each' if devices > 1 else ''}"
+    devices, text = config.executor.devices, share_in_words(config, hardware)
     if devices > 1:
         text += f", less the working memory of {devices - 1} others, {format_bytes(plan.working.peak)} each"
     return text

@@ -156,6 +156,8 @@ def _pools_formula(plan: CapacityPlan) -> str:
     for backend, pool in sorted(plan.pools.items(), key=lambda item: item[1] != plan.paged):
         unit, name = unit_of(backend), "" if pool == plan.paged else f"{backend}: "
         blocks = f"{pool.num_blocks:,} {unit}s, {pool.token_slots:,} token slots" if pool else f"not one {unit}"
+        if plan.paged.groups and pool:  # whose slots are not of all layers
+            blocks += f" of {plan.spec.layers_per_block if pool.groups else plan.spec.num_layers} layers"
         texts.append(name + blocks)
     return "; ".join(texts)
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 from itertools import count, takewhile
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
-from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8
+from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
+from kvlab.config.framework import vllm_version
+from kvlab.config.server_defaults import server_defaults
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
@@ -68,6 +70,19 @@ def settings_of_devices(config: EngineConfig, model: DecoderConfig) -> EngineSet
 def name_of_devices(hardware: HardwareConfig, devices: int) -> str:
     """In words, as 4 x h100_sxm."""
     return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
+
+
+def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
+    """How much of its device's memory a server takes, and whose default that is unless it was set."""
+    share, framework = config.executor.memory_utilization, config.framework
+    text = f"executor.memory_utilization={share:g} of {format_bytes(hardware.usable_bytes)}"
+    text += " each" if config.executor.devices > 1 else ""
+    server = server_defaults(framework.name, hardware.name, hardware.memory, framework.version)
+    if share != (server or ExecutorConfig).memory_utilization:
+        return text
+    is_vllm = server is not None and framework.name.startswith("vllm")
+    whose = f"vLLM {vllm_version(framework.name, framework.version)}" if is_vllm else "kvlab"
+    return f"{text} ({whose}'s default)"
 
 
 def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, working: WorkingMemory) -> int:

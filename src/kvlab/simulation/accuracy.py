@@ -73,6 +73,10 @@ class Interval(NamedTuple):
         """The larger of the two, absolute."""
         return max(abs(self.low), abs(self.high))
 
+    def widest(self, other: Interval) -> Interval:
+        """That has both in it."""
+        return Interval(min(self.low, other.low), max(self.high, other.high), min(self.n, other.n))
+
     def text(self) -> str:
         """In words, behind a predicted figure."""
         return f"measured deployments like this: within {bound(self.within)}, 90 % of them"

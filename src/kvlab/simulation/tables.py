@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib import import_module
-from math import isclose, log
+from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +58,6 @@ _GENERATED = 100  # least capability with those kernels
 #: Those of 0.19.0 have Triton's on all devices, newer ones what a server chooses. FlashInfer's of CUTLASS are
 #: TensorRT-LLM's, whose tables of a Hopper have no others.
 _VLLM_EXPERTS = {"triton": ("vllm 0.19.0", 1000), "cutlass": ("trtllm", _GENERATED)}
-_OF_ROOFLINE = ("bandwidth_efficiency", "compute_efficiency", "launch_us", "collective_us")
-_DATA_SHEETS = 0.05  # data sheets and tables agree to less
 _LAUNCHES_S = 20e-6  # what such a module takes more than another framework's, at least: on B200 14 us at most
 
 
@@ -112,22 +110,6 @@ class MeasuredTables:
         if tensor_parallel > 1 and framework.version and links != version:
             self._links = _opened(name, tables, links, allow_unlisted_version=True)
             self.name += f", links of {links}"
-
-    def unread(self, hardware: HardwareConfig) -> list[str]:
-        """What `hardware` has otherwise than the device that was measured, as key=value: no operation reads it."""
-        gpu, usual = self._system["gpu"], HardwareConfig(hardware.name, hardware.memory)
-        pairs = {
-            "bandwidth_gb_s": (hardware.bandwidth_gb_s, gpu["mem_bw"] / 1e9),
-            "link_gb_s": (hardware.link_gb_s, self._system["node"]["intra_node_bw"] / 1e9),
-        }
-        pairs |= {name: (getattr(hardware, name), getattr(usual, name)) for name in _OF_ROOFLINE}
-        for dtype, rate in hardware.tflops.items():
-            pairs[f"tflops.{dtype}"] = rate, gpu.get(f"{dtype}_tc_flops", rate * 1e12) / 1e12
-        return [
-            f"hardware.{name}={given:g}"
-            for name, (given, known) in pairs.items()
-            if not isclose(given, known, rel_tol=_DATA_SHEETS)
-        ]
 
     def compile(self, operations: Sequence[Any]) -> Compiled:
         """Objects of `self.operations`, one after the other, as `seconds` takes them."""

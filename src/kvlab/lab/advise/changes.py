@@ -66,13 +66,13 @@ class TrafficFacts:
 def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:
     """The changes to today's settings that are worth a simulation, on at most so many devices. Those that turn out
     not to fit are left to the simulation to refuse. Of unequal groups there may be more or fewer replicas, each may
-    have other steps, and all together what none has of its own.
+    have other steps, and all that have none of their own other values of the rest.
     """
     if parts := parts_of(config):
         found = [_recount(parts, counts) for counts in _counts(parts, devices)]
         found += [change for number, part in enumerate(parts) for change in _of_part(number, part, facts)]
         shared = (*_pool(config, facts), *_order(config.scheduler, facts))
-        found += [change for change in shared if not any(part.own & change.settings.keys() for part in parts)]
+        found += [changed for change in shared for changed in _of_others(change, parts)]
     else:
         found = [
             *_layouts(config, devices),
@@ -137,6 +137,16 @@ def _of_part(number: int, part: Part, facts: TrafficFacts) -> Iterator[Change]:
     for change in _steps(part.scheduler, facts):
         kind = f"{change.kind}, fleet.groups.{number}"
         yield replace(change, kind=kind, settings=of_part(number, change.settings), cost=f"nothing ({part.name})")
+
+
+def _of_others(change: Change, parts: Sequence[Part]) -> Iterator[Change]:
+    """A change of the run's settings, which groups that have their own keep; nothing where one has some of them."""
+    keys = change.settings.keys()
+    others = [part.name for part in parts if not part.own & keys]
+    if len(others) == len(parts):
+        yield change
+    elif others and all(part.own >= keys for part in parts if part.name not in others):
+        yield replace(change, cost=f"{change.cost} (of {', '.join(others)} alone)")
 
 
 def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:

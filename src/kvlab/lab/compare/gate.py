@@ -67,6 +67,9 @@ def check(
     value = median(values)
     sentence, decisive, doubt = f"{condition.metric} of {other.name} is {value:,.6g}", value, ""
     if condition.relative:
+        if baseline is other:
+            text = f"is a change to another group, and {other.name} is the only one; name runs of two"
+            return Finding(True, f"{condition.text}: {text}")
         if reason is not None or change is None or change.delta is None:
             why = reason or f"{baseline.name} has no {condition.metric} to compare with, or 0"
             return Finding(True, f"{condition.text}: {other.name} cannot be compared with {baseline.name}: {why}")

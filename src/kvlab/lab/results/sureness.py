@@ -23,7 +23,7 @@ class Predicted(NamedTuple):
     of that; None: no limits.
     """
 
-    framework: str
+    framework: str  # of several groups each
     is_sparse: bool
     means_ms: dict[str, float]
     errors: dict[str, Interval]
@@ -39,38 +39,52 @@ class Predicted(NamedTuple):
         return kept | {"framework": self.framework, "is_sparse": self.is_sparse, "attainment": self.attainment}
 
 
-def predicted(config: RunConfig, log: RunLog, replicas: int, *, is_sparse: bool) -> Predicted | None:
-    """Of a run on so many replicas whose steps were timed by measured operations. None: no request has both
-    latencies, or no deployment of the framework was measured.
+class Simulated(NamedTuple):
+    """Replicas of one deployment whose steps are timed by measured operations."""
+
+    config: RunConfig
+    is_sparse: bool
+    replicas: range  # their numbers
+
+
+def predicted(groups: Sequence[Simulated], log: RunLog) -> Predicted | None:
+    """Of a run on these replicas; of several groups with the widest of their errors. None: no request has both
+    latencies, or no deployment of a framework was measured.
     """
     served = [
         (record, record.ttft_ms, record.tpot_ms, record.e2el_ms)
         for record in log.records
         if record.ttft_ms is not None and record.tpot_ms is not None
     ]
-    if not served or config.hardware is None:
-        return None
-    begin = min(record.arrival_s for record, *_ in served)
-    seconds = max(record.finished_s for record, *_ in served) - begin
-    case = Case(
-        config.framework.tables,
-        config.hardware.name,
-        config.model.name,
-        is_sparse,
-        config.executor.tensor_parallel,
-        fmean(record.prompt_tokens for record, *_ in served),
-        fmean(len(record.output_token_ids) for record, *_ in served),
-        sum(whole or 0 for *_, whole in served) / 1000 / max(seconds, 1e-9) / replicas,
-    )
-    errors = {name: found for name in FIGURES if (found := interval(case, name)) is not None}
-    if len(errors) < len(FIGURES):
+    errors = dict[str, Interval]()
+    for config, is_sparse, replicas in groups:
+        own = [(record, whole) for record, *_, whole in served if record.replica in replicas]
+        if not own or config.hardware is None:
+            continue
+        seconds = max(record.finished_s for record, _ in own) - min(record.arrival_s for record, _ in own)
+        case = Case(
+            config.framework.tables,
+            config.hardware.name,
+            config.model.name,
+            is_sparse,
+            config.executor.tensor_parallel,
+            fmean(record.prompt_tokens for record, _ in own),
+            fmean(len(record.output_token_ids) for record, _ in own),
+            sum(whole or 0 for _, whole in own) / 1000 / max(seconds, 1e-9) / len(replicas),
+        )
+        for name in FIGURES:
+            if (found := interval(case, name)) is None:
+                return None
+            errors[name] = errors.get(name, found).widest(found)
+    if not errors:
         return None
     means = {"ttft": fmean(ttft for _, ttft, _, _ in served), "tpot": fmean(tpot for _, _, tpot, _ in served)}
-    limits, attainment = config.slo.limits, None
+    limits, attainment = groups[0].config.slo.limits, None
     if limits:
         slower, faster = ({name: most / (1 + errors[name][end]) for name, most in limits.items()} for end in (1, 0))
         attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
-    return Predicted(case.framework, is_sparse, means, errors, attainment)
+    frameworks = " and ".join(dict.fromkeys(group.config.framework.tables for group in groups))
+    return Predicted(frameworks, groups[0].is_sparse, means, errors, attainment)
 
 
 def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = False) -> str | None:

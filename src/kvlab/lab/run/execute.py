@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
@@ -11,7 +12,7 @@ from kvlab.lab.files import attempt, check_directory, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.sureness import Predicted, predicted
+from kvlab.lab.results.sureness import Predicted, Simulated, predicted
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.peer_plan import Plan, plan_any
@@ -59,7 +60,7 @@ def _execute(
         reporter.note(crowded)
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
-    sure: Predicted | None = None
+    sure = dict[str, Predicted]()
     try:
         reporter.estimate(plan)
         engine = start_engine(plan, context.directory, profiler, should_stop)
@@ -86,7 +87,7 @@ def _execute(
         reason = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
         recording.finish(log, metrics, _failure(error), reason)
         raise
-    recording.finish(log, metrics, status, problem, sure)
+    recording.finish(log, metrics, status, problem, sure.get(""))
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
@@ -98,12 +99,23 @@ def _crowded(plan: Plan, watch: CpuWatch) -> str | None:
     return oversubscription(plan.cpu_threads, watch.busy_cores()) if plan.cpu_threads else None
 
 
-def _predicted(plan: Plan, log: RunLog) -> Predicted | None:
-    """How sure the latencies are that measured operations predict; None: of another run."""
-    own = plan.own
-    if own is None or own.groups or not isinstance(own.timing, SiliconTiming):
-        return None
-    return predicted(own.config, log, len(own.replicas), is_sparse=is_mixture(own.model))
+def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
+    """How sure the latencies are that measured operations predict: of each group by its name, and by none of all;
+    nothing of another run.
+    """
+    found, groups, first = dict[str, Predicted | None](), list[Simulated](), 0
+    for name, count, part in plan.parts:
+        replicas = range(first, first + count)
+        first += count
+        if not isinstance(part.timing, SiliconTiming):
+            continue
+        groups.append(Simulated(part.config, is_mixture(part.model), replicas))
+        if len(plan.parts) > 1:
+            records = [record for record in log.records if record.replica in replicas]
+            found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]))
+    if len(groups) == len(plan.parts):
+        found[""] = predicted(groups, log)
+    return {name: sure for name, sure in found.items() if sure is not None}
 
 
 def _quality(plan: RunPlan, reporter: Reporter) -> dict[str, float]:

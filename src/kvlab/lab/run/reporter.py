@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
@@ -16,7 +17,7 @@ from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.fleet import replica_figures, replica_table
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.sureness import Predicted, predicted
+from kvlab.lab.results.sureness import Predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
 from kvlab.lab.run.peer_plan import Plan
@@ -27,10 +28,10 @@ from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
-from kvlab.models.sparse import SparseConfig, is_mixture
+from kvlab.models.sparse import SparseConfig
+from kvlab.planning.devices import share_in_words
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
-from kvlab.simulation.timings.silicon import SiliconTiming
 
 WARNING, PREDICTED = "warning", "predicted"  # kinds of notes
 
@@ -76,7 +77,8 @@ class Reporter:
             choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         for sentence in without_effect(config):
-            self.note(sentence)
+            if sentence not in context.said:
+                self.note(sentence)
         if (own := plan.own) is None:
             count = f"{len(plan.requests)} requests of {redact(config.workload.name)}"
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
@@ -95,8 +97,8 @@ class Reporter:
                 self._once(name + _as_simulated(group.plan, timing))
                 hardware = group.plan.config.hardware
                 for setting in timing.unread(hardware) if hardware else ():
-                    text = f"{name}{setting} has no effect here: timing {timing.description} was measured"
-                    self.note(f"{text}; executor.timing=roofline reads it")
+                    text = f"{name}{setting} has no effect here: steps take what was measured, timing "
+                    self.note(f"{text}{timing.description}; executor.timing=roofline reads it")
 
     def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -113,7 +115,7 @@ class Reporter:
             facts = ", ".join(f"{name} {value}" for name, value in engine.report().facts.items())
             self.console.print(f"engine: {facts}", soft_wrap=True)
 
-    def served(self, plan: Plan, served: Served, sure: Predicted | None) -> None:
+    def served(self, plan: Plan, served: Served, sure: Mapping[str, Predicted]) -> None:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if log.fleet is not None and not self.context.in_sweep:
@@ -208,6 +210,8 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
             ")" if is_usual else f": {usual.max_batched_tokens:,} and {usual.max_batch_size:,})"
         )
     text += f", up to {config.model.max_seq_len:,} tokens each"
+    if hardware and config.kv.memory is None and config.kv.num_blocks is None:
+        text += f"; {share_in_words(config, hardware)}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
@@ -230,10 +234,11 @@ def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
     ]
 
 
-def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str, str]]:
+def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tuple[str, str]]:
     """Of which kind each is, and what it says."""
     remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
-    remarks += _of_timing(plan, log) + ([] if sure is None else [(PREDICTED, sure.sentence())])
+    remarks += _of_timing(plan, log)
+    remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log.records)
@@ -243,18 +248,12 @@ def _remarks(plan: Plan, log: RunLog, sure: Predicted | None) -> list[tuple[str,
 
 
 def _of_timing(plan: Plan, log: RunLog) -> list[tuple[str, str]]:
-    """What to know of the times of each group's steps, and how sure they are where groups differ."""
+    """What to know of the times of each group's steps."""
     remarks, first = list[tuple[str, str]](), 0
     for name, count, own in plan.parts:
-        last, is_all = first + count, not name
-        steps = log.steps if is_all else [step for step in log.steps if first <= step.replica < last]
-        found = [(WARNING, own.timing.remark(steps) if own.timing is not None else None)]
-        if name and isinstance(own.timing, SiliconTiming):
-            served = replace(
-                log, records=[record for record in log.records if first <= record.replica < last], refused=[]
-            )
-            sure = predicted(own.config, served, count, is_sparse=is_mixture(own.model))
-            found.append((PREDICTED, None if sure is None else sure.sentence()))
-        remarks += [(kind, text if is_all else f"{name}: {text}") for kind, text in found if text is not None]
+        last = first + count
+        steps = [step for step in log.steps if first <= step.replica < last] if name else log.steps
+        if own.timing is not None and (text := own.timing.remark(steps)) is not None:
+            remarks.append((WARNING, f"{name}: {text}" if name else text))
         first = last
     return remarks

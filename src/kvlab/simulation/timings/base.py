@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,15 @@ from numpy.typing import NDArray
 from kvlab.config import EngineConfig, HardwareConfig
 from kvlab.core import StepRecord
 from kvlab.models.config import DecoderConfig
+from kvlab.paths import CONF
 
 if TYPE_CHECKING:
     from kvlab.kv.view import CacheView  # which imports torch
 
 Counts = NDArray[np.int64]
+#: Of a device, beside its arithmetic, what a roofline reads to time steps.
+_RATES = ("bandwidth_gb_s", "bandwidth_efficiency", "compute_efficiency", "launch_us")
+_LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +102,24 @@ class StepTiming(Timing):
             left -= chunk
             seconds += self.device_s(np.array([chunk]), np.array([before + tokens + 1 - left]), not left)
         return seconds
+
+
+def set_rates(hardware: HardwareConfig) -> list[str]:
+    """What a roofline reads of the device that is other than in its file, as key=value."""
+    import yaml  # this late: engines that compute do without it
+
+    files = (folder / "hardware" / f"{hardware.name}.yaml" for folder in (CONF, Path("conf")))
+    file = next(filter(Path.is_file, files), None)
+    written: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file else {}
+    known = {name: value for name, value in written.items() if "${" not in str(value)}  # the others are measured
+    usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | known)
+    return [
+        f"hardware.{name}={value if isinstance(value, bool) else format(value, 'g')}"
+        for name, value in _rates(asdict(hardware)).items()
+        if value != usual.get(name)
+    ]
+
+
+def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
+    arithmetic = {f"tflops.{dtype}": rate for dtype, rate in settings["tflops"].items()}
+    return {name: settings[name] for name in (*_RATES, *_LINKS)} | arithmetic

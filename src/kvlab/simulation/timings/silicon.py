@@ -38,7 +38,7 @@ from kvlab.simulation.expert_load import dealt, drawn
 from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, SMALLEST, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_rates
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
@@ -132,7 +132,7 @@ class SiliconTiming(StepTiming):
         return f"silicon ({self._tables.name})"
 
     def unread(self, hardware: HardwareConfig) -> list[str]:
-        return self._tables.unread(hardware)
+        return set_rates(hardware)
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self.run_s(new_tokens, lengths[None], sampled)[0]

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlab.config import RunConfig
+from kvlab.config.effects import without_effect
+from kvlab.config.groups import with_settings
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
@@ -63,6 +65,10 @@ class LimitSearch(ABC):
         parts = [self.find, config_digest(config, any_repeat=True), settings.rates or ""]
         self.runs = Trials(self.find, parts, config, self.words, settings.output, compose, console)
         self.ended: dict[float, Ended] = {}
+        # As a router of one replica: what other runs of the search read is nothing to change.
+        ends = (with_settings(config, {self.range.key: end}) for end in (self.range.low, self.range.high))
+        first, last = (set(without_effect(end)) for end in ends)
+        self.runs.said |= first - last
 
     @abstractmethod
     def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:

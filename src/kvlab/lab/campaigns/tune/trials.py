@@ -62,7 +62,7 @@ class Trials:
         self.interrupted = False
         self.unwritten: list[object] = []
         self._tracker = Tracker()
-        self._said: set[str] = set()
+        self.said: set[str] = set()  # what no run needs to say
 
     def compose(self, point: str) -> Composition:
         """The run with the settings of `point` too, which are words of a command line. Raises a KvlabError."""
@@ -88,7 +88,7 @@ class Trials:
                 in_sweep=True,
                 parent_run_id=parent,
                 heading=title,
-                said=self._said,
+                said=self.said,
             )
             try:
                 result = execute(config, context)
