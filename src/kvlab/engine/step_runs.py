@@ -8,7 +8,8 @@ token is that of the steps one by one, which decide whenever there is something 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +39,16 @@ class RunExecutor(Protocol):
         `[steps, D]` of the first D sequences, `specs` and `num_outputs` of which are given, and seconds; None: it
         cannot know.
         """
+
+
+def knows_ahead(executor: object) -> TypeGuard[RunExecutor]:
+    """Whether it is a RunExecutor."""
+    return _know_ahead(type(executor))
+
+
+@cache  # asked before every run, of which there are thousands
+def _know_ahead(executors: type[object]) -> bool:
+    return issubclass(executors, RunExecutor)
 
 
 def stays_out(pool: BlockPool, decoding: DecodeBatch, refused: Sequence) -> bool:
