@@ -180,8 +180,8 @@ _PICTURES: dict[tuple[str, ...], bytes] = {}
 
 @pytest.fixture(autouse=True)
 def _figures_once_in_few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios ask which figures there are. How they look, most of the work, is tested in tests/lab: one picture of
-    each kind is drawn.
+    """Scenarios ask which figures there are. How they look, most of the work, is tested in tests/lab: one of each
+    kind is drawn.
     """
     if "kvlab.lab.figures.style" not in sys.modules:
         return

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlab.core import PoolCounters, Sequence, SequenceSpec, attended_pairs
 from kvlab.core.step_log import StepLog
+from kvlab.engine.step import Executor
 from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
@@ -41,13 +42,13 @@ class RunExecutor(Protocol):
         """
 
 
-def knows_ahead(executor: object) -> TypeGuard[RunExecutor]:
+def knows_ahead(executor: Executor) -> TypeGuard[RunExecutor]:
     """Whether it is a RunExecutor."""
     return _know_ahead(type(executor))
 
 
 @cache  # asked before every run, of which there are thousands
-def _know_ahead(executors: type[object]) -> bool:
+def _know_ahead(executors: type[Executor]) -> bool:
     return issubclass(executors, RunExecutor)
 
 
