@@ -28,6 +28,14 @@ def pytest_unconfigure() -> None:
         isolation.end(_home)
 
 
+def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager) -> None:
+    """Let a process that only hands tests to others import nothing for them, before which these do not start."""
+    if isinstance(plugin, pytest.Config) and "PYTEST_XDIST_WORKER" not in os.environ:
+        asked = plugin.known_args_namespace
+        if getattr(asked, "numprocesses", None) and not asked.collectonly and not asked.usepdb:
+            manager._noconftest = True  # as --noconftest, but for this one
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect the tests without the garbage collector: they are a million objects that stay."""
@@ -96,8 +104,7 @@ def _as_one_burst_of_requests() -> Iterator[None]:
         patch.setattr(garbage, "_users", 1)  # those in tests are not the last, which restores the settings
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)  # as while requests are served
-        yield
-    gc.unfreeze()
+        yield  # still frozen at the end, when pytest and the interpreter look for objects that are left
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -52,7 +52,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=60 workload.rate=12 workload.prompt_len=3000 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
+    When I ask for advice on "workload.num_requests=40 workload.rate=12 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"

@@ -12,6 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ import pytest
 import torch
 from _pytest.fixtures import FixtureDef, FixtureManager
 from _pytest.nodes import Node
+from pytest_bdd import parsers
 from pytest_bdd.compat import get_fixture_names, getfixturedefs
 from pytest_bdd.parser import Step
-from pytest_bdd.steps import step_function_context_registry
+from pytest_bdd.parsers import StepParser
+from pytest_bdd.steps import StepFunctionContext, step_function_context_registry
 
 from features.steps.advice_steps import *
 from features.steps.allocation_steps import *
@@ -121,27 +125,34 @@ def pytest_bdd_apply_tag(tag: str, function: Callable[..., Any]) -> bool | None:
     return None
 
 
+def _first_word(parser: StepParser) -> str:
+    """That of every step which it matches; empty: they have different ones."""
+    word = "" if isinstance(parser, parsers.re) else parser.name.partition(" ")[0].lower()
+    return "" if "{" in word else word
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _steps_found_once() -> Iterator[None]:
     """pytest-bdd tries each fixture there is on each step of each scenario, which takes longer than most steps."""
-    definitions: dict[Path, list[FixtureDef[object]]] = {}
+    definitions: dict[Path, list[tuple[FixtureDef[object], StepFunctionContext, str]]] = {}
     found: dict[tuple[Path, str, str], list[FixtureDef[object]]] = {}
 
     def find(step: Step, fixturemanager: FixtureManager, node: Node) -> list[FixtureDef[object]]:
         if node.path not in definitions:
-            definitions[node.path] = [
-                each
+            contexts = [
+                (each, step_function_context_registry[each.func])
                 for name in get_fixture_names(fixturemanager)
                 for each in getfixturedefs(fixturemanager, name, node) or ()
                 if each.func in step_function_context_registry
             ]
+            definitions[node.path] = [(*pair, _first_word(pair[1].parser)) for pair in contexts]
         key = node.path, step.type, step.name
         if key not in found:
-            contexts = [(each, step_function_context_registry[each.func]) for each in definitions[node.path]]
+            words = "", step.name.partition(" ")[0].lower()
             found[key] = [
                 each
-                for each, context in contexts
-                if context.type in (None, step.type) and context.parser.is_matching(step.name)
+                for each, context, word in definitions[node.path]
+                if word in words and context.type in (None, step.type) and context.parser.is_matching(step.name)
             ]
         return found[key]
 
@@ -163,12 +174,35 @@ def one_thread() -> None:
     torch.set_num_threads(1)  # a run in this process sets its own
 
 
+#: By what is written at its axes.
+_PICTURES: dict[tuple[str, ...], bytes] = {}
+
+
 @pytest.fixture(autouse=True)
-def _figures_in_few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenarios ask which figures there are. How they look, most of the work, is tested in tests/lab."""
-    if "kvlab.lab.figures.style" in sys.modules:
-        monkeypatch.setattr("kvlab.lab.figures.style.DPI", 30)
-        monkeypatch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+def _figures_once_in_few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios ask which figures there are. How they look, most of the work, is tested in tests/lab: one of each
+    kind is drawn.
+    """
+    if "kvlab.lab.figures.style" not in sys.modules:
+        return
+    from matplotlib.figure import Figure
+
+    draw = Figure.savefig
+
+    def save(self: Figure, file: Path | BytesIO, **how: Any) -> None:
+        if isinstance(file, BytesIO):
+            draw(self, file, **how)
+            return
+        texts = [(axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) for axes in self.axes]
+        kind = file.suffix, *chain.from_iterable(texts)
+        if kind not in _PICTURES:
+            draw(self, file, **how)
+            _PICTURES[kind] = file.read_bytes()
+        file.write_bytes(_PICTURES[kind])
+
+    monkeypatch.setattr("kvlab.lab.figures.style.DPI", 30)
+    monkeypatch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+    monkeypatch.setattr(Figure, "savefig", save)
 
 
 #: Triton's interpreter computes number by number.

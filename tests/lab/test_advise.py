@@ -279,6 +279,12 @@ class TestThePlan:
         assert best_plan(times, 0) == {"batch"}
         assert best_plan(times) == {"budget", "order"}
 
+    @pytest.mark.parametrize("best", [*itertools.combinations(KEYS, 2), tuple(KEYS)])
+    def test_is_the_best_of_all_combinations_that_were_tried(self, best: tuple[str, ...]) -> None:
+        """Whenever its turn comes: each of the others is better than the best alone."""
+        others: list[tuple[str, ...]] = [*itertools.combinations(KEYS, 2), tuple(KEYS)]
+        assert best_plan({("batch",): 60.0, **dict.fromkeys(others, 40.0), best: 20.0}) == set(best)
+
     @pytest.mark.parametrize("trials", [2, 4, 1000])
     def test_is_chosen_among_so_many_combinations_that_are_not_known(self, trials: int) -> None:
         """Of the eight of three changes, four are of two or three."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from kvlab.config import TrackingConfig
 from kvlab.lab.tracking import MlflowTracker, open_store, start_run
 from kvlab.workloads.describe import WorkloadFacts
+from tests.support.isolation import SESSION
 
 
 @cache
 def empty_store() -> bytes:
-    """The file of an SQLite store without a run: MLflow takes seconds to make one, a copy takes none."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "store.db"
-        open_store(TrackingConfig(uri=f"sqlite:///{file}"), file.parent, create=True)
-        return file.read_bytes()
+    """The file of an SQLite store without a run: MLflow takes seconds to make one, once in a session."""
+    file = Path(os.environ[SESSION]) / "empty_store.db"
+    with FileLock(f"{file}.lock"):
+        if not file.exists():
+            made = file.with_name("made.db")
+            open_store(TrackingConfig(uri=f"sqlite:///{made}"), file.parent, create=True)
+            made.rename(file)
+    return file.read_bytes()
 
 
 def start(

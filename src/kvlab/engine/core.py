@@ -22,7 +22,7 @@ from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback, S
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.step_plan import StepPlan, slots_of
-from kvlab.engine.step_runs import RunExecutor, StepRun, stays_out
+from kvlab.engine.step_runs import StepRun, knows_ahead, stays_out
 from kvlab.engine.text import Detokenizer
 from kvlab.engine.validation import check_queue, check_request
 from kvlab.errors import RequestRefusedError
@@ -236,7 +236,7 @@ class EngineCore:
     def repeat(self, until_s: float = math.inf) -> StepLog:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
-        if not isinstance(executor, RunExecutor) or not isinstance(clock, LogicalClock):
+        if not knows_ahead(executor) or not isinstance(clock, LogicalClock):
             return StepLog()
         if self.observer is not None and self.observer.every_step:
             return StepLog()

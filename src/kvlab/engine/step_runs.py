@@ -8,13 +8,15 @@ token is that of the steps one by one, which decide whenever there is something 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvlab.core import PoolCounters, Sequence, SequenceSpec, attended_pairs
 from kvlab.core.step_log import StepLog
+from kvlab.engine.step import Executor
 from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pool import BlockPool
@@ -38,6 +40,16 @@ class RunExecutor(Protocol):
         `[steps, D]` of the first D sequences, `specs` and `num_outputs` of which are given, and seconds; None: it
         cannot know.
         """
+
+
+def knows_ahead(executor: Executor) -> TypeGuard[RunExecutor]:
+    """Whether it is a RunExecutor."""
+    return _know_ahead(type(executor))
+
+
+@cache  # asked before every run, of which there are thousands
+def _know_ahead(executors: type[Executor]) -> bool:
+    return issubclass(executors, RunExecutor)
 
 
 def stays_out(pool: BlockPool, decoding: DecodeBatch, refused: Sequence) -> bool:

@@ -246,8 +246,10 @@ class Offload:
 
     def _tier_of(self, key: Key, *, stored: bool = False, without: Collection[Tier] = ()) -> Tier | None:
         """The first that has a content, or stores it: what others only lend may be gone when it is wanted back."""
-        of = (tier for tier in self.tiers if key in tier and (tier.is_counted or not stored))
-        return next((tier for tier in of if tier not in without), None)
+        for tier in self.tiers:
+            if key in tier and (tier.is_counted or not stored) and tier not in without:
+                return tier
+        return None
 
     def _lose(self, tier: Tier, key: Key) -> None:
         """A tier has not what it should have, and forgets it."""
