@@ -120,9 +120,9 @@ void attend_batch(const Problem& problem, int threads) {
             if (attend_few_in_tiles<Type>(problem, item, next, partials.get())) continue;
             const bool is_few = (item.last_query - item.first_query) * problem.group() <= UNPACKED_ROWS;
             if (is_few && (problem.key_format || problem.value_format))
-                attend<Few<Type>>(problem, few_shape, item, next, partials.get());
+                attend<Few<Type>>(problem, few_shape, item, partials.get());
             else
-                attend<Type>(problem, shape, item, next, partials.get());
+                attend<Type>(problem, shape, item, partials.get());
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < work.splits.size(); ++i)

@@ -424,7 +424,7 @@ void soften(const Problem& problem, const Shape<Type>& shape, Scratch& scratch, 
 }
 
 template <class Type>
-void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, const Item* next_item, float* partials) {
+void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     using Element = typename Type::Element;
     Scratch& scratch = ::scratch;
     const auto* keys = static_cast<const char*>(problem.keys);
@@ -448,11 +448,16 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     // Index of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
     const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
-    const auto* queries = static_cast<const Element*>(problem.queries);
+    const auto query_of = [&](int head, int row) {
+        return static_cast<const Element*>(problem.queries) + token_of(row) * problem.query_stride + head_of(head, row) * head_dim;
+    };
+    constexpr int QUERIES_AHEAD = 12;
     for (int head = 0; head < heads; ++head)
-        for (int row = 0; row < rows; ++row)
-            pack_query<Type>(queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim, shape,
-                             of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
+        for (int row = 0; row < rows; ++row) {
+            if (row + QUERIES_AHEAD < rows)  // tokens are far apart
+                for (int i = 0; i < head_dim; i += 64 / int(sizeof(Element))) prefetch(query_of(head, row + QUERIES_AHEAD) + i);
+            pack_query<Type>(query_of(head, row), shape, of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
+        }
     std::fill_n(scratch.sums, heads * rows * shape.channels, 0.0f);
     std::fill_n(scratch.most, heads * rows, HIDDEN);
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
@@ -486,23 +491,6 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
             k[key] = k[key - 1];
             v[key] = v[key - 1];
         }
-    };
-
-    // Queries of the next item lie far apart, and so do outputs. They are prefetched while this one computes, a row at a time.
-    const int row_size = head_dim * int(sizeof(Element));
-    int asked = 0;
-    const auto ask_for_row = [&] {
-        const int head = asked / rows, row = asked++ % rows;
-        const auto prefetch_row = [&](const void* at) {
-            for (int byte = 0; byte < row_size; byte += 64) prefetch(static_cast<const char*>(at) + byte);
-        };
-        if (item.partial < 0 && !problem.out_in_tiles && head < heads)
-            prefetch_row(static_cast<const Element*>(problem.out) + (token_of(row) * problem.num_heads + head_of(head, row)) * head_dim);
-        if (!next_item || head >= next_item->last_head - next_item->first_head) return;
-        const int64_t token = next_item->first_query + row / group;
-        if (token >= next_item->last_query) return;
-        prefetch_row(queries + (problem.query_start[next_item->sequence] + token) * problem.query_stride +
-                     ((next_item->first_head + head) * group + row % group) * head_dim);
     };
 
     locate(0);
@@ -540,7 +528,6 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
                 const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
                 soften<Type>(problem, shape, scratch, scales[now], score_factor, of_values.before, i, state + row + i, begin,
                              std::min(position + 1, count), width);
-                ask_for_row();
             }
             if (!added)
                 multiply<Type>(scratch.weights, TILE_KEYS, scratch.values, shape.channels,
