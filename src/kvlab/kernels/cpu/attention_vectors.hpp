@@ -101,9 +101,9 @@ template <class Type>
 void multiply(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride, int rows,
               int columns, bool add) {
     switch (rows) {
-        case TILE_ROWS: multiply_rows<Type, TILE_ROWS>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 5: if constexpr (TILE_ROWS > 5) multiply_rows<Type, 5>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 4: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 4>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+        case 6: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 6>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+        case 5: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 5>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+        case 4: multiply_rows<Type, 4>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 3: multiply_rows<Type, 3>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 2: multiply_rows<Type, 2>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 1: multiply_rows<Type, 1>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
