@@ -3,11 +3,11 @@
 
 #include "attention_vectors.hpp"
 
-#define KVLAB_READERS(EXTERN, Type, Number)                                                                        \
-    EXTERN template void score<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, const float*, \
-                                             Scratch&);                                                            \
-    EXTERN template void add_values<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, float*,  \
-                                                  Scratch&);
+#define KVLAB_READERS(EXTERN, Type, Number)                                                                            \
+    EXTERN template void read_keys<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, const float*, \
+                                                 Scratch&);                                                            \
+    EXTERN template void read_values<Type, Number>(const Rows&, const Rows&, int, int, const Shape<Type>&, float*,      \
+                                                   Scratch&);
 #define KVLAB_READERS_OF(EXTERN, Number)      \
     KVLAB_READERS(EXTERN, Float32, Number)    \
     KVLAB_READERS(EXTERN, BFloat16, Number)   \
@@ -24,8 +24,8 @@ KVLAB_READERS_OF(, Int4)
 
 template <class Type>
 constexpr Readers<Type> readers_of() {
-    return {{&score<Type, int8_t>, &score<Type, E4M3>, &score<Type, E5M2>, &score<Type, Int4>},
-            {&add_values<Type, int8_t>, &add_values<Type, E4M3>, &add_values<Type, E5M2>, &add_values<Type, Int4>}};
+    return {{&read_keys<Type, int8_t>, &read_keys<Type, E4M3>, &read_keys<Type, E5M2>, &read_keys<Type, Int4>},
+            {&read_values<Type, int8_t>, &read_values<Type, E4M3>, &read_values<Type, E5M2>, &read_values<Type, Int4>}};
 }
 
 // The functions, for kvlab_use_formats of the other library.

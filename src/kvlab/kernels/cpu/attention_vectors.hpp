@@ -7,13 +7,14 @@
 //     sums   [rows, head_dim] += weights [rows, keys] * values
 //
 // Both products are `multiply`: the left side is read one unit at a time, the right side one vector at a time. A
-// unit is a float, or two bfloat16 where the processor multiplies pairs. Scores and sums are float32.
+// unit is a float, or two bfloat16 where the processor multiplies pairs. Scores and sums are float32. TILE_ROWS rows go
+// through all three before the next ones do: what they share is in the first cache, and so are their scores and weights.
 #pragma once
 
 #include "attention.hpp"
 
 constexpr int TILE_KEYS = 64;     // keys packed at once
-constexpr int ROWS_AT_ONCE = 192; // query rows that share a packed tile, unless one group has more
+constexpr int ROWS_AT_ONCE = 512; // query rows that share a packed tile, unless one group has more
 constexpr int FEW_KEYS = 32;      // with few rows, the least: fewer tiles, but less in the order of memory
 constexpr int UNPACKED_ROWS = 4;       // rows up to which packing keys and values costs more than it saves
 
@@ -27,8 +28,8 @@ struct Scratch {
 
     template <class Type>
     void fit(const Shape<Type>& shape, size_t rows) {
-        const size_t row = shape.channels, tile = TILE_KEYS;
-        const size_t sizes[] = {rows * row, tile * row, tile * row, rows * tile, rows * tile, rows * row, rows, rows * LANES};
+        const size_t row = shape.channels, tile = TILE_KEYS, block = std::max(TILE_ROWS, UNPACKED_ROWS) * tile;
+        const size_t sizes[] = {rows * row, tile * row, tile * row, block, block, rows * row, rows, rows * LANES};
         size_t all_of_them = 16;
         for (size_t size : sizes) all_of_them += (size + 15) / 16 * 16;
         if (memory.size() < all_of_them) memory.resize(all_of_them);
@@ -85,23 +86,24 @@ void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, i
     int column = 0;
     for (; column + TILE_VECTORS * LANES <= columns; column += TILE_VECTORS * LANES)
         multiply_tile<Type, ROWS, TILE_VECTORS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
+    if constexpr (TILE_VECTORS > 2 && ROWS == TILE_ROWS) {  // one vector alone waits for each sum
+        if (columns - column == 3 * LANES)
+            return multiply_tile<Type, ROWS, 3>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
+        if (columns - column == 2 * LANES)
+            return multiply_tile<Type, ROWS, 2>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
+    }
     for (; column < columns; column += LANES)
         multiply_tile<Type, ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, add);
 }
 
-// c [rows, columns] (+)= a [rows, steps] * b [steps, columns], in units; columns a multiple of LANES.
+// c [rows, columns] (+)= a [rows, steps] * b [steps, columns], in units; up to TILE_ROWS rows, columns a multiple of LANES.
 template <class Type>
 void multiply(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride, int rows,
               int columns, bool add) {
-    int row = 0;
-    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
-        multiply_rows<Type, TILE_ROWS>(a + row * a_stride, a_stride, b, b_stride, steps, c + row * c_stride, c_stride,
-                                       columns, add);
-    a += row * a_stride;
-    c += row * c_stride;
-    switch (rows - row) {
-        case 5: if constexpr (TILE_ROWS > 5) multiply_rows<Type, 5>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
-        case 4: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 4>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+    switch (rows) {
+        case 6: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 6>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+        case 5: if constexpr (TILE_ROWS > 4) multiply_rows<Type, 5>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
+        case 4: multiply_rows<Type, 4>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 3: multiply_rows<Type, 3>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 2: multiply_rows<Type, 2>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
         case 1: multiply_rows<Type, 1>(a, a_stride, b, b_stride, steps, c, c_stride, columns, add); break;
@@ -281,57 +283,50 @@ void add_values_few(const float* weights, const Rows& rows, const Rows& ahead, i
 
 // Whether few rows read such numbers unpacked. Not in float32 where they are in a format: it is rare, and doubles what is
 // compiled.
-template <class Type, class Number>
-constexpr bool MAY_BE_FEW = IS_PLAIN<Number> || (Type::PER_UNIT == 1 && !std::is_same_v<Type, Float32>);
+template <class Type>
+constexpr bool may_be_few(bool plain) {
+    return plain || (Type::PER_UNIT == 1 && !std::is_same_v<Type, Float32>);
+}
 // Whether there may be more: rows of Widened are few.
 template <class Type>
 constexpr bool MAY_BE_MANY = !std::is_same_v<Type, Widened>;
 
-// Scores of all rows against a tile's keys.
+// Scores of few rows against a tile's keys. For more rows the keys are packed.
 template <class Type, class Number>
-void score(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape, const float* queries,
-           Scratch& scratch) {
+void read_keys(const Rows& keys, const Rows& ahead, int count, int rows, const Shape<Type>& shape, const float* queries,
+               Scratch& scratch) {
     float* scores = scratch.scores;
-    if constexpr (MAY_BE_FEW<Type, Number>) switch (rows) {
+    if constexpr (may_be_few<Type>(IS_PLAIN<Number>)) switch (rows) {
         case 1: return score_few<Type, Number, 1>(queries, keys, ahead, count, shape, scores);
         case 2: return score_few<Type, Number, 2>(queries, keys, ahead, count, shape, scores);
         case 3: return score_few<Type, Number, 3>(queries, keys, ahead, count, shape, scores);
         case 4: return score_few<Type, Number, 4>(queries, keys, ahead, count, shape, scores);
         default: break;
     }
-    if constexpr (MAY_BE_MANY<Type>) {
-        pack_keys<Type, Number>(keys, ahead, count, shape, scratch.keys);
-        multiply<Type>(queries, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scores, TILE_KEYS, rows,
-                       (count + LANES - 1) / LANES * LANES, false);
-    }
+    if constexpr (MAY_BE_MANY<Type>) pack_keys<Type, Number>(keys, ahead, count, shape, scratch.keys);
 }
 
-// The tile's values, weighted, added to all rows' sums.
+// The tile's values, weighted, added to few rows' sums. For more rows the values are packed.
 template <class Type, class Number>
-void add_values(const Rows& values, const Rows& ahead, int count, int rows, const Shape<Type>& shape, float* sums,
-                Scratch& scratch) {
+void read_values(const Rows& values, const Rows& ahead, int count, int rows, const Shape<Type>& shape, float* sums,
+                 Scratch& scratch) {
     const float* weights = scratch.weights;
-    if constexpr (MAY_BE_FEW<Type, Number>) switch (rows) {
+    if constexpr (may_be_few<Type>(IS_PLAIN<Number>)) switch (rows) {
         case 1: return add_values_few<Type, Number, 1>(weights, values, ahead, count, shape, sums);
         case 2: return add_values_few<Type, Number, 2>(weights, values, ahead, count, shape, sums);
         case 3: return add_values_few<Type, Number, 3>(weights, values, ahead, count, shape, sums);
         case 4: return add_values_few<Type, Number, 4>(weights, values, ahead, count, shape, sums);
         default: break;
     }
-    if constexpr (MAY_BE_MANY<Type>) {
-        pack_values<Type, Number>(values, ahead, count, shape, scratch.values);
-        const int steps = (count + Type::PER_UNIT - 1) / Type::PER_UNIT;
-        multiply<Type>(weights, TILE_KEYS, scratch.values, shape.channels, steps, sums, shape.channels, rows,
-                       shape.channels, true);
-    }
+    if constexpr (MAY_BE_MANY<Type>) pack_values<Type, Number>(values, ahead, count, shape, scratch.values);
 }
 
 // The readers of formats take several seconds to compile. They are a library of their own
 // (attention_formats.cpp), which is compiled and loaded when a cache has formats, and hands over its functions.
 template <class Type>
 struct Readers {
-    decltype(&score<Type, typename Type::Element>) score[INT4];  // by format, from INT8 on
-    decltype(&add_values<Type, typename Type::Element>) add_values[INT4];
+    decltype(&read_keys<Type, typename Type::Element>) read_keys[INT4];  // by format, from INT8 on
+    decltype(&read_values<Type, typename Type::Element>) read_values[INT4];
 };
 struct FormatReaders {
     Readers<Float32> floats;
@@ -357,51 +352,73 @@ INLINE void store_weights(float* at, int key, Floats weights) {
     store(at + key, weights);
 }
 
-// e^x. What is rounded to bfloat16 at once needs no better than the rough function.
+// e^(x - most). What is rounded to bfloat16 at once needs no better than the rough function.
 template <class Type>
-INLINE Floats weight_of(Floats x) {
-    if constexpr (Type::PER_UNIT == 2) return rough_exponential(x);
-    return exponential(x);
+INLINE Floats weight_of(Floats x, Floats most) {
+#if defined(__AVX512BF16__)
+    if constexpr (Type::PER_UNIT == 2) {
+        constexpr float LOG2_E = 1.44269504f;
+        return (Floats)rough_power_of_two((__m512)(x * LOG2_E - most * LOG2_E));
+    }
+#endif
+    return exponential(x - most);
 }
 
-// Turn the scores of one row into weights, and update its running maximum, total and sums. `state` is the row's index
-// among the rows of all heads. The row sees keys [first, last) of the tile, which may be none.
+// By how much a score may exceed the running maximum before that is raised. A weight in bfloat16 is as precise whatever its size, and
+// raising it costs the row's sums a pass.
 template <class Type>
-void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scales, float score_factor,
+constexpr float SLACK = Type::PER_UNIT == 2 ? 8.0f : 0.0f;
+
+// Turn the first `width` scores of one row into weights, and update its running maximum, total and sums. `row` is where its
+// scores are, `state` its index among the rows of all heads. It sees keys [first, last) of the tile, which may be none.
+template <class Type>
+void soften(const Problem& problem, const Shape<Type>& shape, Scratch& scratch, const Scales& scales, float score_factor,
             float weight_factor, int row, int state, int first, int last, int width) {
-    float* scores = scratch.scores + row * TILE_KEYS;
+    constexpr int VECTORS = TILE_KEYS / LANES;
+    const float* scores = scratch.scores + row * TILE_KEYS;
     float* weights = scratch.weights + row * TILE_KEYS;
-    Floats most = all(scratch.most[state]);
+    const float before = scratch.most[state];
+    Floats x[VECTORS], most = all(before);
     Ints raised{};
-    for (int key = 0; key < width; key += LANES) {
-        Floats x = load(scores + key) * score_factor;
-        if (problem.key_scales) x *= load(scales.keys + key);
-        if (problem.soft_cap > 0) x = hyperbolic_tangent(x / problem.soft_cap) * problem.soft_cap;
-        if (key < first || key + LANES > last)
-            for (int lane = 0; lane < LANES; ++lane)
-                if (key + lane < first || key + lane >= last) x[lane] = HIDDEN;
-        store(scores + key, x);
-        raised |= x > most;
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) {
+        const int key = v * LANES;
+        if (key >= width) break;
+        x[v] = load(scores + key) * score_factor;
+        if (problem.key_scales) x[v] *= load(scales.keys + key);
+        if (problem.soft_cap > 0) x[v] = hyperbolic_tangent(x[v] / problem.soft_cap) * problem.soft_cap;
+        if (key < first || key + LANES > last) {
+            const Ints at = lane_numbers() + key;
+            x[v] = (at >= first) & (at < last) ? x[v] : all(HIDDEN);
+        }
+        raised |= x[v] > most + SLACK<Type>;
     }
     if (any(raised)) {
         Floats top = most;
-        for (int key = 0; key < width; key += LANES) top = larger(top, load(scores + key));
-        const float before = scratch.most[state], now = largest(top);
-        const float shrink = before == HIDDEN ? 0.0f : exponential(all(before - now))[0];
-        float* sums = scratch.sums + state * shape.channels;
-        for (int channel = 0; channel < shape.channels; channel += LANES)
-            store(sums + channel, load(sums + channel) * shrink);
-        store(scratch.total + state * LANES, load(scratch.total + state * LANES) * shrink);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v)
+            if (v * LANES < width) top = larger(top, x[v]);
+        const float now = largest(top);
+        if (before != HIDDEN) {
+            const float shrink = exponential(all(before - now))[0];
+            float* sums = scratch.sums + state * shape.channels;
+            for (int channel = 0; channel < shape.channels; channel += LANES)
+                store(sums + channel, load(sums + channel) * shrink);
+            store(scratch.total + state * LANES, load(scratch.total + state * LANES) * shrink);
+        }
         scratch.most[state] = now;
         most = all(now);
-    } else if (scratch.most[state] == HIDDEN) {  // no key seen yet: minus infinity minus minus infinity is NaN
+    } else if (before == HIDDEN) {  // no key seen yet: minus infinity minus minus infinity is NaN
         most = Floats{};
     }
     Floats total = load(scratch.total + state * LANES);
-    for (int key = 0; key < width; key += LANES) {
-        const Floats x = weight_of<Type>(load(scores + key) - most);
-        total += x;
-        store_weights<Type>(weights, key, problem.value_scales ? x * (load(scales.values + key) * weight_factor) : x);
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) {
+        const int key = v * LANES;
+        if (key >= width) break;
+        const Floats weight = weight_of<Type>(x[v], most);
+        total += weight;
+        store_weights<Type>(weights, key, problem.value_scales ? weight * (load(scales.values + key) * weight_factor) : weight);
     }
     store(scratch.total + state * LANES, total);
 }
@@ -409,16 +426,17 @@ void soften(const Problem& problem, const Shape<Type>& shape, const Scales& scal
 template <class Type>
 void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, float* partials) {
     using Element = typename Type::Element;
+    Scratch& scratch = ::scratch;
     const auto* keys = static_cast<const char*>(problem.keys);
     const auto* values = static_cast<const char*>(problem.values);
     const int key_bytes = row_bytes(problem.key_format, problem.head_dim, sizeof(Element));
     const int value_bytes = row_bytes(problem.value_format, problem.head_dim, sizeof(Element));
     const PairFactors of_keys = factors_of<Type>(problem.key_format), of_values = factors_of<Type>(problem.value_format);
     const float score_factor = problem.scale * of_keys.after;
-    const auto score_of = problem.key_format == PLAIN ? &score<Type, Element>
-                                                      : format_readers->of(Type{}).score[problem.key_format - INT8];
-    const auto add_of = problem.value_format == PLAIN ? &add_values<Type, Element>
-                                                      : format_readers->of(Type{}).add_values[problem.value_format - INT8];
+    const auto read_keys_of = problem.key_format == PLAIN
+        ? &read_keys<Type, Element> : format_readers->of(Type{}).read_keys[problem.key_format - INT8];
+    const auto read_values_of = problem.value_format == PLAIN
+        ? &read_values<Type, Element> : format_readers->of(Type{}).read_values[problem.value_format - INT8];
     const int group = problem.group(), head_dim = problem.head_dim, block_size = problem.block_size;
     const int start = problem.query_start[item.sequence];
     const int new_tokens = problem.query_start[item.sequence + 1] - start;
@@ -430,11 +448,16 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     // Index of a row's head in `queries` and `out`, both [T, num_heads, head_dim].
     const auto token_of = [&](int row) { return int64_t(start + item.first_query + row / group); };
     const auto head_of = [&](int head, int row) { return (item.first_head + head) * group + row % group; };
-    const auto* queries = static_cast<const Element*>(problem.queries);
+    const auto query_of = [&](int head, int row) {
+        return static_cast<const Element*>(problem.queries) + token_of(row) * problem.query_stride + head_of(head, row) * head_dim;
+    };
+    constexpr int QUERIES_AHEAD = 12;
     for (int head = 0; head < heads; ++head)
-        for (int row = 0; row < rows; ++row)
-            pack_query<Type>(queries + token_of(row) * problem.query_stride + head_of(head, row) * head_dim, shape,
-                             of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
+        for (int row = 0; row < rows; ++row) {
+            if (row + QUERIES_AHEAD < rows)  // tokens are far apart
+                for (int i = 0; i < head_dim; i += 64 / int(sizeof(Element))) prefetch(query_of(head, row + QUERIES_AHEAD) + i);
+            pack_query<Type>(query_of(head, row), shape, of_keys.before, scratch.queries + (head * rows + row) * shape.steps);
+        }
     std::fill_n(scratch.sums, heads * rows * shape.channels, 0.0f);
     std::fill_n(scratch.most, heads * rows, HIDDEN);
     std::fill_n(scratch.total, heads * rows * LANES, 0.0f);
@@ -474,7 +497,6 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
     for (int visit = 0; visit < visits; ++visit) {
         const int first = item.first_key + visit / heads * tile_keys, head = visit % heads;
         const int count = std::min(tile_keys, item.last_key - first);
-        const int width = (count + LANES - 1) / LANES * LANES;
         locate(std::min(visit + 1, visits - 1));
         const int now = visit % 2, next = std::min(visit + 1, visits - 1) % 2;
         // Rows see keys up to their own and, with a window, from its begin on. What sees none of the tile is left out, but
@@ -484,14 +506,35 @@ void attend(const Problem& problem, const Shape<Type>& shape, const Item& item, 
         const int last_row = std::clamp(last_seen, std::min(rows, UNPACKED_ROWS + 1), rows);
         const int first_row = std::clamp(offset * group, 0, std::max(0, last_row - UNPACKED_ROWS - 1));
         const int state = head * rows + first_row;
-        score_of(key_rows[now], key_rows[next], count, last_row - first_row, shape, scratch.queries + state * shape.steps, scratch);
-        for (int row = first_row; row < last_row; ++row) {
-            const int position = row / group - offset;  // in the tile
-            const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
-            soften<Type>(problem, shape, scales[now], score_factor, of_values.before, row - first_row, head * rows + row, begin,
-                         std::min(position + 1, count), width);
+        const int seen_by = last_row - first_row;
+        const bool few = seen_by <= UNPACKED_ROWS;
+        const bool scored = few && may_be_few<Type>(problem.key_format == PLAIN);
+        const bool added = few && may_be_few<Type>(problem.value_format == PLAIN);
+        float* const queries_now = scratch.queries + state * shape.steps;
+        float* const sums = scratch.sums + state * shape.channels;
+        const auto read = [&] { read_values_of(value_rows[now], value_rows[next], count, seen_by, shape, sums, scratch); };
+        read_keys_of(key_rows[now], key_rows[next], count, seen_by, shape, queries_now, scratch);
+        if (!added) read();
+        for (int row = 0; row < seen_by; row += TILE_ROWS) {
+            const int block = std::min(TILE_ROWS, seen_by - row);
+            // Keys that the last of these rows sees, and the others at most.
+            const int reach = few ? count : std::clamp((first_row + row + block - 1) / group - offset + 1, 0, count);
+            const int width = (reach + LANES - 1) / LANES * LANES;
+            if (!scored)
+                multiply<Type>(queries_now + row * shape.steps, shape.steps, scratch.keys, TILE_KEYS, shape.steps, scratch.scores,
+                               TILE_KEYS, block, width, false);
+            for (int i = 0; i < block; ++i) {
+                const int position = (first_row + row + i) / group - offset;  // in the tile
+                const int begin = problem.window > 0 ? position - problem.window + 1 : 0;
+                soften<Type>(problem, shape, scratch, scales[now], score_factor, of_values.before, i, state + row + i, begin,
+                             std::min(position + 1, count), width);
+            }
+            if (!added)
+                multiply<Type>(scratch.weights, TILE_KEYS, scratch.values, shape.channels,
+                               (reach + Type::PER_UNIT - 1) / Type::PER_UNIT, sums + row * shape.channels, shape.channels, block,
+                               shape.channels, true);
         }
-        add_of(value_rows[now], value_rows[next], count, last_row - first_row, shape, scratch.sums + state * shape.channels, scratch);
+        if (added) read();
     }
 
     float* partial = partials + int64_t(item.partial) * (shape.channels + 2);

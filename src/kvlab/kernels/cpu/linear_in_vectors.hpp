@@ -2,7 +2,8 @@
 // rows of a block and some panels keeps its sums in registers: one vector of outputs for each row and panel, and enough of
 // them to hide the latency of an addition. Two panels share what is read of x. Where the registers have no room for all
 // rows of a block, the block is computed in parts, a piece of the inputs after another: the pieces of the panels stay in the
-// first cache from one part to the next.
+// first cache from one part to the next. Behind the first block panels are in the second cache, and a part takes all inputs
+// at once: its sums never wait in memory.
 #pragma once
 
 #include "buffer.hpp"
@@ -19,6 +20,7 @@ thread_local Buffer packed_blocks, unpacked_panels;
 constexpr int ROWS = LANES == 16 ? 24 : 12;  // of a block: its sums and one vector of weights fit the registers
 constexpr int PANELS = 8;                    // that share a block of rows while it is in the cache
 constexpr int PIECE = 128;                   // pairs, at most, of what is packed, or computed in parts, at once
+constexpr int ROWS_AHEAD = 128;              // pairs from one of x to the one that is prefetched with it
 
 INLINE float from_bfloat16(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
@@ -113,7 +115,8 @@ struct PanelsOf<Compact, VECTORS> {
 #endif
 
 // Add the products of pairs [begin, end), which are at `weights` and in panels `stride` bytes apart: COUNT rows of a block, its
-// part number `part`, by VECTORS panels. Each part prefetches its share of what is stored next.
+// part number `part`, by VECTORS panels. Each part prefetches its share of what is stored next, and of x, which is more than the
+// first cache holds, and with many rows more than the second.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
 INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int part, int panel, int begin, int end,
                            const char* weights, int64_t stride, Floats (&sums)[COUNT][VECTORS]) {
@@ -124,6 +127,7 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
     const char* stored = product.weights + (panel - product.first_panel) * panel_size + int64_t(begin) * Weight::BYTES;
     for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Read::BYTES, stored += Weight::BYTES) {
         const int64_t ahead = bytes_ahead<VECTORS>(int64_t(pair) * Weight::BYTES, panel_size);
+        if constexpr (PARTS > 1) __builtin_prefetch(x + ROWS_AHEAD * ROWS * PER_PAIR);
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v += PARTS)
             for (int line = 0; line < Weight::BYTES; line += 64)
@@ -143,6 +147,21 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
     }
 }
 
+// Write the outputs of a row and VECTORS panels: two are a cache line.
+template <int VECTORS, class Element>
+INLINE void store_panels(const VectorProduct<Element>& product, int row, int panel, const Floats (&sums)[VECTORS]) {
+#if defined(__AVX512BF16__)
+    if constexpr (VECTORS == 2 && sizeof(Element) == 2)
+        if (!product.out_in_float32 && (panel + VECTORS) * LANES <= product.outputs) {
+            const auto of = [&](int v) { return (__m512)finished<true>(product, panel + v, sums[v]); };
+            const __m512bh both = _mm512_cvtne2ps_pbh(of(1), of(0));
+            std::memcpy(product.out + int64_t(row) * product.outputs + panel * LANES, &both, sizeof both);
+            return;
+        }
+#endif
+    for (int v = 0; v < VECTORS; ++v) store_outputs(product, row, panel + v, sums[v]);
+}
+
 // PARTS times COUNT rows of a block against VECTORS panels. Inlined, it would share registers with its caller, and sums be spilled.
 template <class Weight, class Arithmetic, int COUNT, int VECTORS, int PARTS, class Element>
 __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& product, int block, int panel) {
@@ -150,7 +169,7 @@ __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& prod
     using Panels = PanelsOf<Weight, VECTORS>;
     Panels panels(product, panel);
     constexpr int UNIT = Panels::UNIT;
-    const int pieces = PARTS == 1 && UNIT == 1 ? 1 : (product.pairs + PIECE - 1) / PIECE;
+    const int pieces = UNIT == 1 && (PARTS == 1 || block > 0) ? 1 : (product.pairs + PIECE - 1) / PIECE;
     for (int piece = 0; piece < pieces; ++piece) {
         const int64_t units = product.pairs / UNIT;
         const int begin = int(units * piece / pieces) * UNIT, end = int(units * (piece + 1) / pieces) * UNIT;
@@ -171,9 +190,8 @@ __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& prod
                     for (int v = 0; v < VECTORS; ++v) store(waiting[part][row][v], sums[row][v]);
                 continue;
             }
-            for (int v = 0; v < VECTORS; ++v)
-                for (int row = 0, at = block * ROWS + part * COUNT; row < COUNT && at < product.rows; ++row, ++at)
-                    store_outputs<Element>(product, at, panel + v, sums[row][v]);
+            for (int row = 0, at = block * ROWS + part * COUNT; row < COUNT && at < product.rows; ++row, ++at)
+                store_panels(product, at, panel, sums[row]);
         }
     }
 }
@@ -230,7 +248,10 @@ void pack_rows(const float* x, int64_t stride, int rows, int inputs, int block, 
 template <int PER_PAIR>
 INLINE void store_pairs(Words pairs, int count, float* to) {
     if constexpr (PER_PAIR == 1) {
-        std::memcpy(to, &pairs, count * sizeof to[0]);
+        if (count == LANES)
+            store_words(to, pairs);
+        else  // a size that the compiler knows: another one would be a call
+            std::memcpy(to, &pairs, ROWS % LANES * sizeof to[0]);
     } else {
         for (int i = 0; i < count; ++i) {
             to[2 * i] = from_bfloat16(uint16_t(pairs[i]));
