@@ -16,6 +16,7 @@ import kvlab.cli.advise
 import kvlab.cli.report
 import kvlab.cli.run
 import kvlab.cli.tune
+from kvlab.cli.output import lasting_output
 from kvlab.lab.advise.adviser import Adviser
 from kvlab.lab.run import execute as execution
 from tests.support.commands import TINY, Command, Lab, call
@@ -75,6 +76,13 @@ class TestARun:
             "warning: /dev/full cannot be written: No space left on device; the rest is not printed\n"
         )
         assert Command(1, "", lab.base / "out").summary["status"] == "finished"
+
+    def test_whose_output_is_closed_ends_with_1(self) -> None:
+        told = io.StringIO()
+        closed: Any = None  # as Python has it behind `kvlab run >&-`
+        with redirect_stdout(closed), redirect_stderr(told), pytest.raises(SystemExit, match="1"), lasting_output():
+            print("a table\nand its end")
+        assert told.getvalue() == "warning: output cannot be written: it is closed; the rest is not printed\n"
 
     def test_whose_working_directory_is_removed_while_it_serves(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch

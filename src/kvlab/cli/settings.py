@@ -94,6 +94,12 @@ def refuse_settings(schema: type, names: Sequence[str]) -> None:
             raise unknown_setting(schema, name)
 
 
+def refuse_existing(key: str, path: Path) -> None:
+    """Raise ConfigError where what `key` names to be written is there: nobody else has what would be lost."""
+    if path.exists():
+        raise ConfigError(key, path, "is there; name another file, or move that one away")
+
+
 def help_page(page: str | None, schema: type) -> str:
     """A command's page, with the settings of its schema below it."""
     rows = [
