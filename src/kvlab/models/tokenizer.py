@@ -31,7 +31,10 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # what SentencePiece calls a byte
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2's vocabulary writes as they are
 _OTHER = (byte for byte in range(256) if byte not in _PLAIN)  # the others are characters from 256 on
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHER)}
-_ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or give model.tokenizer"
+_ADVICE = (
+    "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or lend it one, as "
+    "model.tokenizer=fetched:smollm2"
+)
 
 
 class Tokenizer:
