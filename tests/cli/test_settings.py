@@ -71,6 +71,7 @@ def test_lists_add_up_and_the_last_of_others_counts() -> None:
         ("tracking.timeout_s=0", "tracking.timeout_s=0.0: must be more than 0"),
         ("--fast", "option=--fast: unknown; known: --again, "),
         ("--count", "option=--count: unknown"),
+        ("--config-dir", "option=--config-dir: is for kvlab run; every command takes hydra.searchpath="),
         ("--speed=3", "option=--speed=3: unknown"),
     ],
 )

@@ -51,7 +51,10 @@ def read_settings(schema: type[T], arguments: Sequence[str]) -> tuple[T, list[st
                 equals, value = "=", "true"
             if key not in types or not equals:
                 known = "".join(f"--{name.replace('_', '-')}, " for name in types if types[name] is bool)
-                raise ConfigError("option", argument, f"unknown; known: {known}--help, and settings as key=value")
+                text = f"unknown; known: {known}--help, and settings as key=value"
+                if argument.startswith(("--config-dir", "-cd")):
+                    text = "is for kvlab run; every command takes hydra.searchpath=[file://DIRECTORY] for it"
+                raise ConfigError("option", argument, text)
         if key not in types or not equals:
             others.append(argument)
             continue
