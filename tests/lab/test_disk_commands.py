@@ -18,6 +18,7 @@ import kvlab.cli.run
 import kvlab.cli.tune
 from kvlab.cli.output import lasting_output
 from kvlab.lab.advise.adviser import Adviser
+from kvlab.lab.files import claimed
 from kvlab.lab.run import execute as execution
 from tests.support.commands import TINY, Command, Lab, call
 from tests.support.disk import disk, largest_file
@@ -76,6 +77,13 @@ class TestARun:
             "warning: /dev/full cannot be written: No space left on device; the rest is not printed\n"
         )
         assert Command(1, "", lab.base / "out").summary["status"] == "finished"
+
+    def test_whose_directory_another_command_writes_to_is_not_started(self, lab: Lab) -> None:
+        with claimed("hydra.run.dir", lab.base / "out"):
+            ended = lab.here("tracking=off")
+        assert ended.code == 2
+        is_told(ended, f"error: hydra.run.dir={lab.base}/out: another command writes there; name another directory")
+        assert lab.here("tracking=off").code == 0
 
     def test_whose_output_is_closed_ends_with_1(self) -> None:
         told = io.StringIO()
