@@ -28,6 +28,7 @@ def test_every_alias_leads_to_a_setting() -> None:
         ("tags.a=b", None),
         ("kv=paged", None),
         ("--config-dir", None),
+        ("--version", None),
     ],
 )
 def test_written_out(text: str, expected: str | None) -> None:

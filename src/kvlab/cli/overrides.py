@@ -15,6 +15,7 @@ from kvlab.secrets import redacted
 
 _GROUPS = ("sweep", "experiment")  # choices that are no settings
 _OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
+_HYDRAS = ("--version",)  # options of Hydra that settings are called as
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
 _OF_COMMANDS = {  # settings of one command that are given to another
     "port": "is a setting of kvlab serve: server.port",
@@ -28,7 +29,7 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     and choices in `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
     for text, before in zip(overrides, ("", *overrides), strict=False):
-        if text.startswith("--") and (setting := meant(text)):
+        if text.startswith("--") and text not in _HYDRAS and (setting := meant(text)):
             raise ConfigError("option", text, f"is no option; write {setting}=...")
         if re.match(r"[\w./]", text) and "=" not in text and not before.startswith("-"):
             written = f"{text}=..." if meant(text) == text else f"model={text}"
