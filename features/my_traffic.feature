@@ -24,6 +24,7 @@ Feature: Traffic of one's own
         | a report of GuideLLM          | guide.json  | 144    |
         | a report of inference-perf    | perf.json   | 144    |
         | OpenTelemetry spans of requests | spans.json | 144   |
+        | OpenTelemetry spans of requests | indented.json | 144 |
         | Dynamo's request trace        | dynamo.jsonl | 144   |
         | a log of vLLM                 | vllm.log    | 144    |
 
@@ -242,6 +243,8 @@ Feature: Traffic of one's own
         | a request without its facts   | p.json  | [{"start_time": 1, "end_time": 2, "info": {}}] | p.json: has no 'input_tokens'; expected inference-perf's |
         | an item that is no request    | own.json | [{"time": 1, "prompt_tokens": 7}, 8] | own.json, item 2: not a JSON object; expected a JSON object with a request |
         | a span without its time       | o.json  | {"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]} | line 1: has no 'startTimeUnixNano'; expected spans in OTLP's JSON |
+        | a second object of several lines | i.json | {; "resourceSpans": []}; {; "resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]} | i.json, item 2: has no 'startTimeUnixNano' |
+        | several lines that are cut off | i.json | {; "resourceSpans": [ | i.json: cannot be read: |
         | a line of another format      | d.jsonl | {"schema": "dynamo.request.trace.v1"}; oops | d.jsonl, line 2: |
         | a number that is text         | p.json  | [{"start_time": 1, "end_time": 2, "info": {"input_tokens": "7", "output_tokens": 1}}] | p.json: a prompt of '7' tokens; expected inference-perf's |
         | a block that no tokens have   | d.jsonl | {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": {"request_received_ms": 1, "replay": {"trace_block_size": 16, "input_length": 7, "input_sequence_hashes": [1, 2]}}} | d.jsonl, line 1: expected 1 hashes of 64 bits, one for each 16 tokens |
@@ -275,6 +278,17 @@ Feature: Traffic of one's own
       And I import "moon.trace.jsonl"
       Then the command fails without a traceback
       And the message says "is a trace of kvlab already: set workload=recorded and workload.path to it"
+
+    @R27.2
+    Scenario: A trace takes the place of an earlier one, and of no other file
+      Given a file "moon.jsonl" of Mooncake's trace
+      And a file "notes.txt" with "Of Monday" and the log
+      When I import "moon.jsonl" with "to=moon.trace.jsonl"
+      And I import "moon.jsonl" with "to=moon.trace.jsonl"
+      Then the command succeeds
+      When I import "moon.jsonl" with "to=notes.txt"
+      Then the command fails without a traceback
+      And the message says "to=notes.txt: is there, and no trace; name another file, or move that one away"
 
     @R27.2
     Scenario: A trace becomes Parquet, and JSON lines again
@@ -321,6 +335,7 @@ Feature: Traffic of one's own
         | no format           | batch.trace.jsonl | to=x.csv              | which one? A trace is exported as one of azure, burstgpt |
         | nowhere to go       | batch.trace.jsonl | format=azure          | name the file: to=FILE |
         | onto itself         | batch.trace.jsonl | format=azure to=batch.trace.jsonl | is the trace that is exported; name another |
+        | onto a file that is there | batch.trace.jsonl | format=azure to=batch.jsonl | to=batch.jsonl: is there; name another file, or move that one away |
         | what is no trace    | batch.jsonl       | format=azure to=x.csv | is no trace of kvlab; kvlab import FILE makes one |
 
   Rule: A trace keeps no text, and is worth what is left of it

@@ -231,6 +231,11 @@ Feature: OpenAI's protocol over HTTP
       And the bytes join to the text
 
     @R18.1
+    Scenario: A part of a character has its bytes
+      When it chats {"messages": [{"role": "user", "content": "Smile!"}], "max_tokens": 1, "logprobs": true, "allowed_token_ids": [10813]}
+      Then the bytes of its only token are [240, 159]
+
+    @R18.1
     Scenario: A greedy token is the likeliest of its alternatives
       When it completes {"prompt": "One, two, three,", "max_tokens": 4, "logprobs": 5}
       Then each token's log-probability is the highest of its alternatives

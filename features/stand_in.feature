@@ -38,6 +38,18 @@ Feature: A server that stands in for others
         | top_logprobs    | chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "logprobs": true, "top_logprobs": 1} |
 
     @R26.1
+    Scenario Outline: <field> is refused, as no logits are computed
+      Given a client of a simulated server of Llama 3.1 8B
+      When it completes {"model": "llama3_1_8b", "prompt": "Hi there", "max_tokens": 1, "<field>": <value>}
+      Then it is refused with 400 for <field>: "a simulated device draws its words and has no logits to change"
+
+      Examples:
+        | field             | value       |
+        | logit_bias        | {"5": 10}   |
+        | allowed_token_ids | [5, 6]      |
+        | bad_words         | ["the"]     |
+
+    @R26.1
     Scenario: A request with a seed has one answer
       Given a client of a simulated server of Llama 3.1 8B
       When it chats {"model": "llama3_1_8b", "messages": [{"role": "user", "content": "Hi"}], "seed": 7}

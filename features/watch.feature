@@ -50,6 +50,13 @@ Feature: Watch the prefix cache of a running server
       And of "blocks stored, ... its own metrics:" it is said once
 
     @R27.7
+    Scenario: Addresses that do not answer
+      Given a publisher that sends the batches 0, 1 and 4 of events
+      When I watch it with "replay=tcp://127.0.0.1:1 url=http://127.0.0.1:1"
+      Then the message says "replay=tcp://127.0.0.1:1: gave no answer; what was missed is not known"
+      And the message says "url=http://127.0.0.1:1: gives no /metrics ([Errno 111] Connection refused)"
+
+    @R27.7
     Scenario: Batches that were missed
       Given a publisher that sends the batches 0, 1 and 4 of events
       When I watch it
@@ -74,3 +81,5 @@ Feature: Watch the prefix cache of a running server
         | an address that is none | events=nowhere seconds=0 | events=nowhere: |
         | a trace without its key | events=tcp://127.0.0.1:1 trace=a.jsonl | trace=a.jsonl: is read with the key that its hashes have |
         | an unknown setting      | events=tcp://127.0.0.1:1 sconds=1 | did you mean seconds? |
+        | an address where nobody is | events=tcp://127.0.0.1:1 seconds=0 | events=tcp://127.0.0.1:1: no publisher was reached; |
+        | a time that has passed  | events=tcp://127.0.0.1:1 seconds=-1 | seconds=-1.0: must be a number, at least 0 |

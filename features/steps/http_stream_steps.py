@@ -39,6 +39,12 @@ def bytes_join(exchange: Exchange) -> None:
     assert joined.decode() == choice.message.content
 
 
+@then(parsers.parse("the bytes of its only token are {expected}"))
+def bytes_of_a_part(exchange: Exchange, expected: str) -> None:
+    (entry,) = exchange.reply.choices[0].logprobs.content
+    assert (entry.token, entry.bytes) == ("\ufffd", json.loads(expected))
+
+
 @then("each token's log-probability is the highest of its alternatives")
 def likeliest(exchange: Exchange) -> None:
     found = exchange.reply.choices[0].logprobs

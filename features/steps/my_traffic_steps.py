@@ -59,6 +59,10 @@ def dynamo_row(row: tuple[float, int, int, list[int]]) -> dict[str, Any]:
     return {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
 
 
+SPANS = (
+    {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "GET", "startTimeUnixNano": "1"}]}]}]},
+    {"resourceSpans": [{"scopeSpans": [{"spans": list(map(otel_span, reversed(ROWS)))}]}]},
+)
 FILES = {
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     + "".join(f"2023-11-16 18:15:{at:09.6f},{prompt},{output}\n" for at, prompt, output, _ in ROWS),
@@ -95,10 +99,8 @@ FILES = {
             "response_metrics": {"output_tokens": output, "output_token_times": [at + 0.25, at + 0.5]},
         }} for at, prompt, output, _ in reversed(ROWS)]
     ),
-    "spans.json": lines(
-        {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "GET", "startTimeUnixNano": "1"}]}]}]},
-        {"resourceSpans": [{"scopeSpans": [{"spans": list(map(otel_span, reversed(ROWS)))}]}]},
-    ),
+    "spans.json": lines(*SPANS),
+    "indented.json": "\n".join(json.dumps(batch, indent=2) for batch in SPANS),
     "dynamo.jsonl": lines(
         {"schema": "dynamo.request.trace.v1", "event_type": "tool_start", "tool": {}},
         *map(dynamo_row, reversed(ROWS)),

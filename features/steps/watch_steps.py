@@ -118,6 +118,11 @@ def watch_it(request: pytest.FixtureRequest, commands: list[Command]) -> None:
     commands.append(call(watch.main, *watch_settings(request)))
 
 
+@when(parsers.re(r'I watch it with "(?P<text>.*)"'))
+def watch_it_with(request: pytest.FixtureRequest, commands: list[Command], text: str) -> None:
+    commands.append(call(watch.main, *watch_settings(request), *text.split()))
+
+
 @when("I watch it with the recorder's trace")
 def watch_with_trace(request: pytest.FixtureRequest, commands: list[Command], trace: Path, tmp_path: Path) -> None:
     commands.append(call(watch.main, *watch_settings(request), f"trace={trace}", f"hash_with={tmp_path / 'key'}"))

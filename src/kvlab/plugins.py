@@ -28,6 +28,10 @@ def load_plugins(modules: Iterable[str] = ()) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # an installed command does not have it there
     for module in modules:
+        if module.endswith(".py"):
+            name = os.path.basename(module).removesuffix(".py")
+            text = f"is a file; write {name}, in the working directory, on PYTHONPATH or installed"
+            raise ConfigError("plugins", module, text)
         _load(module, partial(import_module, module))
         _loaded[module] = None
 

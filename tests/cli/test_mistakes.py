@@ -25,7 +25,7 @@ OVERRIDES = {
     "run_name='x": "run_name='x: cannot be read: write key=value, and quotes around a value of other characters",
     "run_name=[x": "run_name=[x: cannot be read (no viable alternative",
     "kv.block_size=3=4": "kv.block_size=3=4: cannot be read (mismatched input '=' expecting <EOF>)",
-    "seed": "seed=: cannot be read: write key=value",
+    "seed": "settings=seed: is no setting; write key=value, as seed=...",
     "": "=: cannot be read",
     "=3": "settings=...: Config group override must be a string",
     "seed=": "seed=: Value '' of type 'str' could not be converted to Integer",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.compose import compose_run
-from kvlab.cli.overrides import ALIASES, known_keys, written_out
+from kvlab.cli.known import ALIASES, known_keys
+from kvlab.cli.overrides import written_out
 from kvlab.errors import ConfigError
 
 
@@ -27,10 +28,25 @@ def test_every_alias_leads_to_a_setting() -> None:
         ("tags.a=b", None),
         ("kv=paged", None),
         ("--config-dir", None),
+        ("--version", None),
     ],
 )
 def test_written_out(text: str, expected: str | None) -> None:
     assert written_out([text]) == [expected or text]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["Qwen/Qwen3-0.6B"], "settings=Qwen/Qwen3-0.6B: is no setting; write key=value, as model=Qwen/Qwen3-0.6B"),
+        (["--model", "qwen3_8b"], "option=--model: is no option; write model=..."),
+        (["--max-num-seqs=4"], "option=--max-num-seqs=4: is no option; write scheduler.max_batch_size=..."),
+    ],
+)
+def test_what_is_written_as_for_other_programs_says_how_it_is_written_here(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        written_out(words)
+    assert str(refused.value) == said
 
 
 def test_choices_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

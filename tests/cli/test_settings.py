@@ -71,6 +71,8 @@ def test_lists_add_up_and_the_last_of_others_counts() -> None:
         ("tracking.timeout_s=0", "tracking.timeout_s=0.0: must be more than 0"),
         ("--fast", "option=--fast: unknown; known: --again, "),
         ("--count", "option=--count: unknown"),
+        ("--max-model-len", "option=--max-model-len: unknown; write model.max_seq_len=...; known: --again, "),
+        ("--config-dir", "option=--config-dir: is for kvlab run; every command takes hydra.searchpath="),
         ("--speed=3", "option=--speed=3: unknown"),
     ],
 )

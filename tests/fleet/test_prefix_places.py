@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -57,6 +58,15 @@ def test_what_one_step_evicts_is_kept_in_the_order_of_its_events() -> None:
     holdings._take(0, [Removed(keys, 0)], 1.0, 1.0)
     holdings.until(1.0)
     assert [held.prefix for held in holdings.history] == [*range(12), *range(12)]
+
+
+def test_routers_that_find_nothing_where_nothing_comes_again_are_drawn() -> None:
+    figures = {"kv/prefix_hit_rate": 0.0, "fleet/hit_rate_ceiling": 0.0}
+    points = [Point({"fleet.router": name}, figures) for name in ("random", "precise")]
+    with warnings.catch_warnings(action="error"):
+        figure = router_hits_figure(points)
+    assert figure is not None
+    assert figure.axes[0].get_title(loc="left").startswith("Nothing comes again")
 
 
 def test_routers_are_drawn_against_the_ceiling() -> None:

@@ -16,7 +16,9 @@ import kvlab.cli.advise
 import kvlab.cli.report
 import kvlab.cli.run
 import kvlab.cli.tune
+from kvlab.cli.output import lasting_output
 from kvlab.lab.advise.adviser import Adviser
+from kvlab.lab.files import claimed
 from kvlab.lab.run import execute as execution
 from tests.support.commands import TINY, Command, Lab, call
 from tests.support.disk import disk, largest_file
@@ -75,6 +77,20 @@ class TestARun:
             "warning: /dev/full cannot be written: No space left on device; the rest is not printed\n"
         )
         assert Command(1, "", lab.base / "out").summary["status"] == "finished"
+
+    def test_whose_directory_another_command_writes_to_is_not_started(self, lab: Lab) -> None:
+        with claimed("hydra.run.dir", lab.base / "out"):
+            ended = lab.here("tracking=off")
+        assert ended.code == 2
+        is_told(ended, f"error: hydra.run.dir={lab.base}/out: another command writes there; name another directory")
+        assert lab.here("tracking=off").code == 0
+
+    def test_whose_output_is_closed_ends_with_1(self) -> None:
+        told = io.StringIO()
+        closed: Any = None  # as Python has it behind `kvlab run >&-`
+        with redirect_stdout(closed), redirect_stderr(told), pytest.raises(SystemExit, match="1"), lasting_output():
+            print("a table\nand its end")
+        assert told.getvalue() == "warning: output cannot be written: it is closed; the rest is not printed\n"
 
     def test_whose_working_directory_is_removed_while_it_serves(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +264,9 @@ class TestAdvice:
         monkeypatch.setattr(Adviser, "advise", stopped)
         ended = self.advise()
         assert ended.code == 130
-        is_told(ended, "interrupted: what was simulated is kept; the same command goes on from there")
+        assert ended.output.startswith(
+            "interrupted: what was simulated is kept; the same command goes on from there"
+        )
 
 
 class TestEveryWrite:

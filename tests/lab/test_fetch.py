@@ -16,6 +16,7 @@ from kvlab.cli.compose import compose_run
 from kvlab.errors import ConfigError, FetchError
 from kvlab.lab import fetch
 from kvlab.lab.fetch import fetch_from_hub, fetch_published
+from kvlab.models import hub
 from kvlab.models import published as published_models
 from kvlab.models.families import decoder_config
 from kvlab.models.published import PUBLISHED, Published, located
@@ -128,6 +129,7 @@ class TestTheHub:
             return str(folder)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        monkeypatch.setattr(hub, "no_address", lambda: None)
 
     def test_a_model_is_brought_by_its_id(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -192,3 +192,10 @@ def test_a_module_that_does_not_exist_is_an_error_of_its_setting() -> None:
 
 def test_plugins_are_a_part_of_what_is_measured() -> None:
     assert config_digest(RunConfig(plugins=["theirs"])) != config_digest(RunConfig())
+
+
+def test_a_file_is_no_module() -> None:
+    with pytest.raises(
+        ConfigError, match=r"plugins=here/mine\.py: is a file; write mine, in the working directory"
+    ):
+        load_plugins(["here/mine.py"])

@@ -118,6 +118,7 @@ def test_what_was_installed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert process_settings.interpreter(config.engine.python, program) == str(python)
     said = call(kvlab.cli.peers.main, "install", "vllm")
     assert (said.code, "is there already" in said.output) == (2, True)
+    assert call(kvlab.cli.peers.main, "install", "foo").output.startswith("error: engine.kind=foo: unknown")
     assert "write: kvlab peers install <engine>" in call(kvlab.cli.peers.main, "vllm").output
     assert {name for name in ENGINES.names() if ENGINES.get(name).recipe} >= {"vllm", "transformers_static"}
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from kvlab.config import ModelConfig
 from kvlab.errors import ConfigError
+from kvlab.models import hub
 from kvlab.models.config import DecoderConfig, LayerConfig, RopeConfig
 from kvlab.models.families import DEFAULTS, decoder_config, read_config
 
@@ -201,8 +204,27 @@ def test_an_unknown_hub_id_says_how_to_point_at_a_directory(monkeypatch: pytest.
         raise OSError(f"cannot reach the hub for {repository}")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    monkeypatch.setattr(hub, "no_address", lambda: None)
     with pytest.raises(ConfigError, match=r"model\.path=some/model: .* give a directory that holds config\.json"):
         decoder_config(ModelConfig("checkpoint", family=None, path="some/model"))
+
+
+def test_a_hub_whose_name_is_not_known_is_not_called_but_for_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str, port: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def kept(repository: str, file: str, *, local_files_only: bool = False) -> str:
+        if repository == "own/kept" and local_files_only:
+            return "config.json"
+        raise OSError("nothing of it is kept")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", kept)
+    assert hub.hub_file("own/kept", "config.json") == Path("config.json")
+    with pytest.raises(hub.HubError, match=r"^[a-z.]+: Name or service not known$"):
+        hub.hub_file("own/other", "config.json")
 
 
 @pytest.mark.parametrize("where", ["/nowhere", "./nowhere", "nowhere", "/dev/null", "/" + "x" * 5000, "/a\0b"])

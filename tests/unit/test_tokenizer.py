@@ -74,6 +74,21 @@ def test_tokens_streamed_one_by_one_join_to_the_tokenizers_own_decoding(sources:
     joins()
 
 
+def test_bytes_of_tokens_join_to_the_bytes_of_the_text(tokenizer: Tokenizer) -> None:
+    text = "a é日🎈"
+    parts = [tokenizer.token_bytes(token) for token in tokenizer.encode_rendered(text)]
+    assert b"".join(part or b"" for part in parts) == text.encode()
+    assert len(parts) > len(text)  # some are a part of a character
+
+
+@pytest.mark.parametrize(("entry", "expected"), [("<0xE2>", b"\xe2"), ("Ġâ", b" \xe2"), ("▁the", None), ("", None)])
+def test_bytes_of_a_token_by_its_name_in_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, entry: str, expected: bytes | None
+) -> None:
+    monkeypatch.setattr(tokenizer, "entries", lambda ids: [entry])
+    assert tokenizer.token_bytes(0) == expected
+
+
 def test_a_long_text_has_the_same_tokens(tokenizer: Tokenizer, reference: Reference) -> None:
     text = "It's 12345, naïve 日本語\n\n  three   words " * 500
     assert tokenizer.encode(text) == reference.encode(text).ids

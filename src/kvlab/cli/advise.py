@@ -159,7 +159,9 @@ def _advice(
     check_directory("output", directory)
     columns = (*Progress.get_default_columns()[:1], TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     # No thread may draw while processes are made, which would have its locks.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_interactive
+    ) as progress:
         bar = progress.add_task("reading the traffic", total=None, state="")
 
         def told(stage: str, done: int, best: str) -> None:

@@ -83,7 +83,7 @@ def _explained(settings: ExplainSettings, console: Terminal) -> Explanation:
     if wanted is not None and wanted not in (names := {record.request_id for record in run.requests()}):
         some = ", ".join(sorted(names, key=lambda name: (len(name), name))[:3])
         raise ConfigError("request", wanted, f"is none of the run's {len(names):,} requests, such as {some}")
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         bar = progress.add_task("serving it again", total=None)
         return explain_run(
             run,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.cli.settings import command, refuse_settings, setting
+from kvlab.cli.settings import command, refuse_existing, refuse_settings, setting
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
@@ -45,6 +45,7 @@ def _export_run(name: str, to: str) -> None:
     from kvlab.lab.results.records import read_run
 
     run = read_run(find_run(name))
+    refuse_existing("to", Path(to))
     write_text(Path(to), report_text(run))
     print(f"{run.name}: {to}")
 
@@ -60,6 +61,7 @@ def _export_trace(name: str, settings: ExportSettings) -> None:
         raise ConfigError("to", None, "name the file: to=FILE")
     if Path(settings.to).exists() and Path(settings.to).samefile(name):
         raise ConfigError("to", settings.to, "is the trace that is exported; name another")
+    refuse_existing("to", Path(settings.to))
     done = export_trace(name, settings.format, Path(settings.to))
     print(f"{name}: {done.requests:,} requests as {settings.format}, without {' and '.join(done.left_out)}")
     if done.refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ class _Lasting:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or open(os.devnull, "w")  # noqa: SIM115  None: closed before Python began
+        self._is_closed = stream is None
         if isinstance(self._stream, TextIOWrapper):  # a locale without the characters of a table or of a name
             with suppress(OSError):  # of a stream that became a pipe behind Python's back
                 self._stream.reconfigure(errors="replace")
@@ -35,6 +37,8 @@ class _Lasting:
     def write(self, text: str) -> int:
         """Write, or lose, a text."""
         try:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "it is closed")
             self._stream.write(text)
         except OSError as error:
             self._give_up(error)
@@ -54,7 +58,7 @@ class _Lasting:
         with suppress(OSError, ValueError):  # or Python itself fails as it ends; ValueError: no file of the system
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if not isinstance(error, BrokenPipeError):  # that one was meant
-            name = getattr(self._stream, "name", "output").strip("<>")
+            name = "output" if self._is_closed else getattr(self._stream, "name", "output").strip("<>")
             print(f"warning: {name} cannot be written: {error.strerror}; the rest is not printed", file=sys.stderr)
 
     def __getattr__(self, name: str) -> Any:

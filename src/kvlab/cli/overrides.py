@@ -4,63 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import get_origin
 
-from kvlab.cli.settings import OWN_KEYS, schema_keys
+from kvlab.cli.known import ALIASES, OWN_KEYS, known_keys, meant
 from kvlab.cli.shortcuts import expanded
-from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
 from kvlab.secrets import redacted
 
 _GROUPS = ("sweep", "experiment")  # choices that are no settings
 _OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
+_HYDRAS = ("--version",)  # options of Hydra that settings are called as
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
-#: What vLLM and SGLang call a setting, as docs/glossary.md has it, and common short names.
-ALIASES = {
-    "max_num_seqs": "scheduler.max_batch_size",
-    "max_running_requests": "scheduler.max_batch_size",
-    "batch_size": "scheduler.max_batch_size",
-    "max_num_batched_tokens": "scheduler.max_batched_tokens",
-    "max_prefill_tokens": "scheduler.max_batched_tokens",
-    "chunked_prefill_size": "scheduler.max_batched_tokens",
-    "long_prefill_token_threshold": "scheduler.long_prefill_threshold",
-    "scheduling_policy": "scheduler.order",
-    "schedule_policy": "scheduler.order",
-    "gpu_memory_utilization": "executor.memory_utilization",
-    "mem_fraction_static": "executor.memory_utilization",
-    "kv_cache_memory_bytes": "kv.memory",
-    "num_gpu_blocks_override": "kv.num_blocks",
-    "page_size": "kv.block_size",
-    "enable_prefix_caching": "kv.prefix_sharing",
-    "disable_radix_cache": "kv.prefix_sharing",
-    "radix_eviction_policy": "kv.eviction",
-    "kv_cache_dtype": "kv.dtype",
-    "swap_space": "kv.offload",
-    "max_model_len": "model.max_seq_len",
-    "context_length": "model.max_seq_len",
-    "tensor_parallel": "executor.tensor_parallel",
-    "tensor_parallel_size": "executor.tensor_parallel",
-    "tp_size": "executor.tensor_parallel",
-    "tp": "executor.tensor_parallel",
-    "dtype": "executor.dtype",
-    "quantization": "executor.weights",
-    "attention_backend": "attention.backend",
-    "request_rate": "workload.rate",
-    "qps": "workload.rate",
-    "rps": "workload.rate",
-    "num_prompts": "workload.num_requests",
-    "max_concurrency": "workload.concurrency",
-    "input_len": "workload.prompt_len",
-    "random_input_len": "workload.prompt_len",
-    "random_output_len": "workload.output_len",
-    "gpu": "hardware",
-    "device": "executor.device",
-}
 _OF_COMMANDS = {  # settings of one command that are given to another
     "port": "is a setting of kvlab serve: server.port",
     "host": "is a setting of kvlab serve: server.host",
@@ -72,6 +28,12 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     """The overrides as Hydra takes them, behind its flags: `workload.prompt_len=8000` is of exactly 8,000 tokens,
     and choices in `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
+    for text, before in zip(overrides, ("", *overrides), strict=False):
+        if text.startswith("--") and text not in _HYDRAS and (setting := meant(text)):
+            raise ConfigError("option", text, f"is no option; write {setting}=...")
+        if re.match(r"[\w./]", text) and "=" not in text and not before.startswith("-"):
+            written = f"{text}=..." if meant(text) == text else f"model={text}"
+            raise ConfigError("settings", text, f"is no setting; write key=value, as {written}")
     texts = [_written_out(text) for text in overrides]
     try:
         folder = Path("conf").absolute()
@@ -132,14 +94,3 @@ def check_key(key: str, value: str) -> None:
         known = known or [name.partition(".")[0] for name in (*own, *settings)]
         text = f"unknown; known: {', '.join(dict.fromkeys(known))}"
     raise ConfigError(key, redacted(key, value), text)
-
-
-@cache
-def known_keys() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The dotted keys of a run's settings, those of groups of them, and beginnings of keys that are open."""
-    settings, sections, is_open = list[str](), list[str](), list[str]()
-    for key, kind in schema_keys(RunConfig):
-        if get_origin(kind) is dict:
-            is_open.append(f"{key}.")
-        (sections if is_dataclass(kind) else settings).append(key)
-    return tuple(settings), tuple(sections), tuple(is_open)

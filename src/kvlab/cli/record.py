@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvlab.cli.settings import command, setting
+from kvlab.cli.settings import command, refuse_existing, setting
 from kvlab.config.values import address, at_least, server_root
 from kvlab.errors import ConfigError
 
@@ -58,8 +58,7 @@ def main(settings: RecordSettings) -> int:
     from kvlab.workloads.prompt_blocks import text_encoder
 
     path = Path(settings.to)
-    if path.exists():
-        raise ConfigError("to", settings.to, "is there; name another file, or move that one away")
+    refuse_existing("to", path)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)

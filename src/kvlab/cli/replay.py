@@ -90,7 +90,9 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         traffic = read_traffic(requests_of(config), block_size)
     # No thread may draw while processes are made, which would have its locks.
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_interactive
+    ) as progress:
         bar = progress.add_task("replaying")
         return replay_curves(
             traffic,

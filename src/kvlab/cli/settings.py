@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
+from kvlab.cli.known import OWN_KEYS, meant, schema_keys
 from kvlab.cli.mistakes import explained
 from kvlab.cli.output import lasting_output
 from kvlab.errors import ConfigError, KvlabError, nearest, printable
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-#: The settings of the command that runs, beside those of a run: what a key that is neither may have meant.
-OWN_KEYS: ContextVar[tuple[str, ...]] = ContextVar("OWN_KEYS", default=())
 _EXPECTED = {bool: "must be true or false", int: "must be a whole number", float: "is not a number"}
 
 
@@ -51,7 +48,11 @@ def read_settings(schema: type[T], arguments: Sequence[str]) -> tuple[T, list[st
                 equals, value = "=", "true"
             if key not in types or not equals:
                 known = "".join(f"--{name.replace('_', '-')}, " for name in types if types[name] is bool)
-                raise ConfigError("option", argument, f"unknown; known: {known}--help, and settings as key=value")
+                hint = f"write {named}=...; " if (named := meant(argument)) else ""
+                text = f"unknown; {hint}known: {known}--help, and settings as key=value"
+                if argument.startswith(("--config-dir", "-cd")):
+                    text = "is for kvlab run; every command takes hydra.searchpath=[file://DIRECTORY] for it"
+                raise ConfigError("option", argument, text)
         if key not in types or not equals:
             others.append(argument)
             continue
@@ -92,6 +93,12 @@ def refuse_settings(schema: type, names: Sequence[str]) -> None:
         key, equals, _ = name.partition("=")
         if equals and "/" not in key and not Path(name).exists():
             raise unknown_setting(schema, name)
+
+
+def refuse_existing(key: str, path: Path) -> None:
+    """Raise ConfigError where what `key` names to be written is there: nobody else has what would be lost."""
+    if path.exists():
+        raise ConfigError(key, path, "is there; name another file, or move that one away")
 
 
 def help_page(page: str | None, schema: type) -> str:
@@ -156,16 +163,6 @@ def fail(message: str) -> NoReturn:
     """End the process with code 2 and a sentence on stderr."""
     print(f"error: {printable(redact(message))}", file=sys.stderr)
     sys.exit(2)
-
-
-def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each key of a schema and its type, `X | None` counting as X; behind a dataclass its own keys, with dots."""
-    for name, hint in get_type_hints(schema).items():
-        kinds = get_args(hint)
-        kind = next(kind for kind in kinds if kind is not NoneType) if NoneType in kinds else hint
-        yield f"{prefix}{name}", kind
-        if dataclasses.is_dataclass(kind):
-            yield from schema_keys(kind, f"{prefix}{name}.")
 
 
 def _types(schema: type) -> dict[str, Any]:

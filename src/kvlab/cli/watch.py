@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.settings import command, setting
-from kvlab.config.values import server_root
+from kvlab.config.values import at_least, server_root
 from kvlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class WatchSettings:
 
     def __post_init__(self) -> None:
         self.url = self.url and server_root(self.url)
+        at_least("seconds", self.seconds, 0)
         if self.events is None:
             raise ConfigError("events", None, "name where the server publishes its KV events: tcp://127.0.0.1:5557")
         if self.trace is not None and self.hash_with is None:
@@ -50,15 +51,23 @@ class WatchSettings:
             raise ConfigError("trace", self.trace, text)
 
 
-def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | None:
-    """Listen to the end. Returns the last metrics."""
+def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> ServerMetrics | str | None:
+    """Listen to the end. Returns the last metrics, or why there are none. Raises ConfigError where nobody
+    published.
+    """
     from kvlab.lab.run.interrupt import stop_on_signal
     from kvlab.lab.terminal import Terminal
-    from kvlab.lab.watch.server_metrics import read_metrics
+    from kvlab.lab.watch.server_metrics import ServerMetrics, read_metrics
     from kvlab.lab.watch.text import line
     from kvlab.peers.kv_events import EventListener
 
-    listener, metrics = EventListener(pool, str(settings.events), settings.replay), None
+    metrics: ServerMetrics | str | None = None
+
+    def look() -> ServerMetrics | str | None:
+        found = read_metrics(settings.url, settings.api_key) if settings.url else None
+        return metrics if isinstance(metrics, ServerMetrics) and isinstance(found, str) else found
+
+    listener, nobody = EventListener(pool, str(settings.events), settings.replay), "no publisher was reached"
     begin = looked = time.monotonic()
     try:
         with stop_on_signal(Terminal(quiet=True)) as should_stop, console.status("no event yet") as status:
@@ -66,12 +75,17 @@ def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> Serv
                 listener.hear(0.2)
                 if time.monotonic() - looked >= 1:
                     looked = time.monotonic()
-                    metrics = read_metrics(settings.url, settings.api_key) if settings.url else None
-                    status.update(line(pool, metrics))
+                    metrics = look()
+                    known = metrics if isinstance(metrics, ServerMetrics) else None
+                    status.update(line(pool, known) if listener.has_reached else f"{nobody} yet")
             listener.hear(0)
+        if not (pool.batches or listener.has_reached):
+            raise ConfigError("events", settings.events, f"{nobody}; name where the server publishes its KV events")
+        if listener.unanswered:
+            console.print(f"replay={settings.replay}: gave no answer; what was missed is not known")
     finally:
         listener.close()
-    return (read_metrics(settings.url, settings.api_key) if settings.url else None) or metrics
+    return look()
 
 
 def _verdict(settings: WatchSettings, pool: ServerPool) -> Verdict:
@@ -117,8 +131,10 @@ def main(settings: WatchSettings) -> int:
     console = Terminal(stderr=settings.json)
     pool = ServerPool(BlockHasher(read_key(settings.hash_with), 16) if settings.hash_with else None)
     metrics = _watch(settings, pool, console)
-    if settings.url and metrics is None:
-        console.print(f"url={settings.url}: gives no /metrics, so that what it found and its size are not known")
+    if isinstance(metrics, str):
+        text = f"gives no /metrics ({metrics}), so that what it found and its size are not known"
+        console.print(f"url={settings.url}: {text}")
+        metrics = None
     if not settings.json:
         show(pool, metrics, console)  # whatever becomes of the trace
     verdict = _verdict(settings, pool) if settings.trace else None

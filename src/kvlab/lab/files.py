@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,25 @@ def check_directory(key: str, directory: Path) -> None:
                 file.write(bytes(4096))
     except OutputError as error:
         raise ConfigError(key, directory, error.reason) from error
+
+
+@contextmanager
+def claimed(key: str, directory: Path) -> Iterator[None]:
+    """Have a directory for oneself that was checked: a lock of it ends with the process, whatever becomes of that.
+    Raises ConfigError where another process has it.
+    """
+    check_directory(key, directory)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                text = "another command writes there; name another directory, or wait until it has ended"
+                raise ConfigError(key, directory, text) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sentences(errors: Sequence[OutputError]) -> list[str]:

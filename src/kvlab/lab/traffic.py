@@ -222,6 +222,8 @@ def _target(file: str, settings: ImportSettings) -> Path:
     path = Path(settings.to or f"{name.name}.trace.jsonl")
     if path.exists() and path.samefile(file):
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
+    if path.is_file() and path.stat().st_size and not is_trace(str(path), read_head(str(path))):
+        raise ConfigError("to", path, "is there, and no trace; name another file, or move that one away")
     return path
 
 

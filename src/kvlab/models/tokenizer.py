@@ -27,7 +27,14 @@ _FILE, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_t
 _LARGEST = 64 << 20  # bytes of tokenizer.json; Gemma's has 33 million
 _LONG_TEXT = 4096  # characters, from which on other threads run while it is encoded; encode() keeps them waiting
 _WORD = re.compile(" ?[a-z]{3,12}")
-_ADVICE = "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or give model.tokenizer"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # what SentencePiece calls a byte
+_PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2's vocabulary writes as they are
+_OTHER = (byte for byte in range(256) if byte not in _PLAIN)  # the others are characters from 256 on
+_BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHER)}
+_ADVICE = (
+    "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or lend it one, as "
+    "model.tokenizer=fetched:smollm2"
+)
 
 
 class Tokenizer:
@@ -58,6 +65,13 @@ class Tokenizer:
     def entries(self, token_ids: Sequence[int]) -> list[str]:
         """What the vocabulary calls each token: its bytes as it writes them, as `Ġthe`."""
         return [self._backend.id_to_token(token) or "" for token in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Those of a token that may be a part of a character; None: the vocabulary does not say them."""
+        (entry,) = self.entries([token_id])
+        if byte := _BYTE.fullmatch(entry):
+            return bytes([int(byte[1], 16)])
+        return bytes(_BYTES[letter] for letter in entry) if entry and _BYTES.keys() >= set(entry) else None
 
     def render(
         self,

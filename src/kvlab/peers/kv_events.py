@@ -48,6 +48,8 @@ class EventListener:
         self._sub.setsockopt(zmq.SUBSCRIBE, b"")
         self._sub.rcvhwm = 0
         self._replay: zmq.Socket[bytes] | None = None
+        self._reached = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.unanswered = 0  # times that `replay` was asked, and did not answer in full
         _connect(self._sub, "events", events)
         if replay is not None:
             self._replay = self._context.socket(zmq.DEALER)
@@ -65,6 +67,11 @@ class EventListener:
                 self._ask(expected)
             self._taker.take(at, _decoded(at, payload))
 
+    @property
+    def has_reached(self) -> bool:
+        """Whether a publisher was there, at any time."""
+        return self._reached.poll(0) > 0
+
     def close(self) -> None:
         """Hear nothing more."""
         self._context.destroy()
@@ -80,6 +87,7 @@ class EventListener:
                 return
             at = int.from_bytes(number, "big")
             self._taker.take(at, _decoded(at, payload))
+        self.unanswered += 1
 
 
 class HeardContents:

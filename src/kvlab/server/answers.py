@@ -316,5 +316,7 @@ class ChatAnswer(Answer):
 
     def _entry(self, token_id: int, logprob: float) -> Json:
         text = self._token(token_id)
-        # A part of a character has no text of its own.
-        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+        data: bytes | None = text.encode()
+        if "\ufffd" in text and self._model.tokenizer is not None:  # a part of a character has no text of its own
+            data = self._model.tokenizer.token_bytes(token_id)
+        return {"token": text, "logprob": logprob, "bytes": data and list(data)}

@@ -223,6 +223,10 @@ def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: Se
     sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
     if body.prompt_logprobs is not None:
         _check_logprobs(model, "prompt_logprobs")
+    for field in ("logit_bias", "allowed_token_ids", "bad_words"):
+        if getattr(body, field) and not model.has_logprobs:
+            text = "a simulated device draws its words and has no logits to change; leave it out"
+            raise ApiError(400, f"{field}: {text}", field)
     return replace(
         sampling,
         prompt_logprobs=body.prompt_logprobs,

@@ -7,8 +7,10 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from kvlab.errors import WorkloadError, shown
 MAX_LINE_BYTES = 64 * 2**20  # room for as many token ids as the longest prompt has
 MAX_DOCUMENT_BYTES = 2 << 30  # of a file that is one JSON value
 _HEAD_BYTES = 64 << 10
+_NO_SPACE = re.compile(r"\S")
+_INDENTED = re.compile(r'\s*\{(\s*"[^"\\]*"\s*:\s*[\[{])?[ \t]*\r?\n')
 _GZIP = b"\x1f\x8b"  # how its files begin
 csv.field_size_limit(MAX_LINE_BYTES)  # of all, since Python has no other; its own is 128 KiB
 _PACKED = {
@@ -82,12 +86,33 @@ def read_head(name: str) -> str:
 
 def read_document(name: str) -> Any:
     """What a file holds that is one JSON value, gzip compressed or not. Raises WorkloadError."""
+    with _reading(name) as data:
+        return json.loads(data)
+
+
+def is_indented(head: str) -> bool:
+    """Whether a file that begins like this has JSON objects of several lines each, as jq writes them."""
+    return _INDENTED.match(head) is not None
+
+
+def read_documents(name: str) -> Iterator[Any]:
+    """The JSON values that a file holds behind each other, over any number of lines. Raises WorkloadError."""
+    with _reading(name) as data:
+        text, at, decoder = data.decode("utf-8-sig"), 0, json.JSONDecoder()
+        while begin := _NO_SPACE.search(text, at):
+            value, at = decoder.raw_decode(text, begin.start())
+            yield value
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[bytes]:
+    """What a file holds, unpacked. Raises WorkloadError for what cannot be read, and for what the block raises."""
     try:
         path = Path(name)
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise WorkloadError(f"{shown(name)}: has more than {MAX_DOCUMENT_BYTES >> 30} GiB")
         data = path.read_bytes()
-        return json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+        yield gzip.decompress(data) if data.startswith(_GZIP) else data
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise WorkloadError(f"{shown(name)}: cannot be read: {error}") from error
 

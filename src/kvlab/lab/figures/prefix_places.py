@@ -42,7 +42,7 @@ def router_hits_figure(points: Sequence[Point]) -> Figure | None:
     for ceiling in sorted(set(ceilings)):
         axes.axvline(100 * ceiling, **line)
     axes.invert_yaxis()
-    axes.set_xlim(0, max([most, *values]) * 1.12)
+    axes.set_xlim(0, 1.12 * max([most, *values]) or 1)  # where nothing was found
     best = (
         f"{100 * values[0] / most:.0f} % of what there is to find is found behind {names[0]}"
         if most

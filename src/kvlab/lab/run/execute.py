@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
-from kvlab.lab.files import attempt, check_directory, sentences
+from kvlab.lab.files import attempt, claimed, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.log import RunLog
@@ -38,9 +38,10 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
     an output directory that cannot be written to before the run. A tracking store or a disk that fails later is
     reported in the result: every other file is complete, and the figures are printed.
     """
-    if not context.in_sweep:  # whose directory was checked
-        check_directory("hydra.run.dir", context.directory)
-    with ExitStack() as guard:  # from the start: a signal that nothing handles would leave the run open
+    with ExitStack() as claim, ExitStack() as guard:
+        if not context.in_sweep:  # whose directory was checked
+            claim.enter_context(claimed("hydra.run.dir", context.directory))
+        # From the start: a signal that nothing handles would leave the run open.
         return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from dataclasses import dataclass
+from urllib.error import HTTPError
 
 from kvlab.peers.prometheus import block_tokens, cache_slots, kept_lines, read_series
 
@@ -21,16 +22,18 @@ class ServerMetrics:
     blocks: int | None = None
 
 
-def read_metrics(url: str, api_key: str | None = None) -> ServerMetrics | None:
-    """The metrics of a server; None where it does not answer."""
+def read_metrics(url: str, api_key: str | None = None) -> ServerMetrics | str:
+    """The metrics of a server, or why it gives none."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         with urllib.request.urlopen(
             urllib.request.Request(f"{url}/metrics", headers=headers), timeout=_MOST_S
         ) as answer:
             page = kept_lines(answer.read())
-    except (OSError, ValueError):
-        return None
+    except HTTPError as error:
+        return f"{error.code} {error.reason}" + "; api_key= gives its key" * (error.code in (401, 403))
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
     columns = read_series([(0.0, page)]).columns
     running, waiting, looked_up, hits = (
         columns[name][0] if name in columns else None

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.lines import json_object, read_document, read_head, read_lines
+from kvlab.workloads.lines import (
+    is_indented,
+    json_object,
+    read_document,
+    read_documents,
+    read_head,
+    read_lines,
+)
 from kvlab.workloads.prompt_blocks import BlockHasher, Encode
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, Row
@@ -87,11 +94,12 @@ class JsonImporter(Importer):
 
 
 def json_objects(path: str, expected: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Those of a file that has one in each line, or that is a list of them. Raises WorkloadError for anything else,
-    with what is `expected`.
+    """Those of a file that has one in each line, or over several lines, or that is a list of them. Raises
+    WorkloadError for anything else, with what is `expected`.
     """
-    if read_head(path).lstrip().startswith("["):
-        for number, row in enumerate(read_document(path), 1):
+    head = read_head(path)
+    if head.lstrip().startswith("[") or is_indented(head):
+        for number, row in enumerate(read_documents(path) if is_indented(head) else read_document(path), 1):
             place = Place(path, number, "item")
             if not isinstance(row, dict):
                 raise place.error(f"not a JSON object; expected {expected}")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import JsonLinesImporter
+from kvlab.workloads.lines import is_indented
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
 
@@ -29,6 +30,11 @@ class OTelImporter(JsonLinesImporter):
     expected = "spans in OTLP's JSON, line by line"
     unknown: ClassVar[tuple[str, ...]] = ("prefixes",)
     in_order = False
+
+    @classmethod
+    def recognises(cls, head: str) -> bool:
+        """Also where a line is not a whole object."""
+        return super().recognises(head.replace("\n", " ") if is_indented(head) else head)
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
