@@ -34,19 +34,15 @@ def main(settings: ExportSettings, names: list[str]) -> int:
     if settings.format is not None or Path(name).is_file():
         _export_trace(name, settings)
     else:
-        _export_run(name, settings.to or "benchmark_report.yaml")
+        from kvlab.cli.recorded import find_run
+        from kvlab.lab.files import write_text
+        from kvlab.lab.results.llm_d import report_text
+        from kvlab.lab.results.records import read_run
+
+        run, to = read_run(find_run(name)), settings.to or "benchmark_report.yaml"
+        write_text(Path(to), report_text(run))
+        print(f"{run.name}: {to}")
     return 0
-
-
-def _export_run(name: str, to: str) -> None:
-    from kvlab.cli.recorded import find_run
-    from kvlab.lab.files import write_text
-    from kvlab.lab.results.llm_d import report_text
-    from kvlab.lab.results.records import read_run
-
-    run = read_run(find_run(name))
-    write_text(Path(to), report_text(run))
-    print(f"{run.name}: {to}")
 
 
 def _export_trace(name: str, settings: ExportSettings) -> None:

@@ -80,7 +80,10 @@ class Engine:
                     try:
                         output = outputs.get_nowait()
                     except queue.Empty:
-                        self._step_or_wait()
+                        # A worker may step already; where nothing can run yet, a little time has to pass.
+                        self._check()
+                        if self._worker is not None or self.step() is None:
+                            self._wait()
                         continue
                     if isinstance(output, EngineStoppedError):
                         raise output
@@ -234,12 +237,6 @@ class Engine:
         for _ in range(len(self._inbox)):
             if self._inbox:  # an action may have run others
                 self._inbox.popleft()()
-
-    def _step_or_wait(self) -> None:
-        """Step, unless a worker does; wait a little where nothing can run yet."""
-        self._check()
-        if self._worker is not None or self.step() is None:
-            self._wait()
 
     def _wait(self) -> None:
         clock, wakeup = self.core.clock, self.core.next_wakeup()

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from kvlab.errors import ConfigError
-from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed, Stored
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed
 from kvlab.kv.tiers.base import Key
 
 _MEDIUM = "GPU"  # what vLLM calls the pool that its steps read
@@ -168,10 +168,6 @@ def _event(event: ContentEvent, block_size: int) -> BlockStored | BlockRemoved |
         return AllBlocksCleared()
     if isinstance(event, Removed):
         return BlockRemoved(_hashes(event.keys), _MEDIUM, group_idx=event.group)
-    return _stored(event, block_size)
-
-
-def _stored(event: Stored, block_size: int) -> BlockStored:
     salted = [None] * (len(event.keys) - 1)
     return BlockStored(
         _hashes(event.keys),

@@ -74,7 +74,12 @@ class Search:
         """Search, report, draw. Returns the exit code."""
         study = open_study(self.storage, self.runs.name, self.metric, self.trials)
         before = len(counted(study))
-        self._announce(before)
+        ranges = [f"{key} {bounds.low} to {bounds.high}" for key, bounds in self.space.ranges.items()]
+        if self.space.block_sizes:
+            ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
+        earlier = f", {before} done before" if before else ""
+        print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
+        print("over " + "; ".join(ranges), flush=True)
         params = {"tune.optimize": self.metric, "tune.memory": self.memory, "tune.storage": redact(self.storage)}
         self.runs.open_parent(params)
         study = self._search(study, before, time.monotonic())
@@ -114,14 +119,6 @@ class Search:
             known = ", ".join(sorted(ended.metrics))
             raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
         return Measured(ended.metrics[self.metric])
-
-    def _announce(self, before: int) -> None:
-        ranges = [f"{key} {bounds.low} to {bounds.high}" for key, bounds in self.space.ranges.items()]
-        if self.space.block_sizes:
-            ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
-        earlier = f", {before} done before" if before else ""
-        print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
-        print("over " + "; ".join(ranges), flush=True)
 
     def _report(self, study: Study, trial: FrozenTrial, before: int, passed: float) -> None:
         reason = trial.user_attrs.get("reason") or trial.user_attrs.get("error")
