@@ -7,8 +7,6 @@ import torch
 from kvlab.kernels.cpu.interface import address, kv_format
 from kvlab.kernels.cpu.native import load, load_formats
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 def paged_attention(
     q: torch.Tensor,

@@ -12,7 +12,7 @@ from typing import Any
 from kvlab.config import RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.results.artifacts import write_summary
-from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.process import is_alive, this_process

@@ -15,8 +15,8 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.peer_plan import plan_any

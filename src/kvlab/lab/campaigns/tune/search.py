@@ -25,8 +25,8 @@ from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
-from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import GOODPUT
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock

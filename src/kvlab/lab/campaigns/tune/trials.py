@@ -12,7 +12,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
-from kvlab.lab.results.digest import config_digest, digest_of
+from kvlab.lab.results.provenance import config_digest, digest_of
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
