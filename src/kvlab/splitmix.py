@@ -1,7 +1,5 @@
 """SplitMix64 (Steele, Lea and Flood, 2014): its finaliser, and numbers that it makes without a state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

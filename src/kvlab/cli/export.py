@@ -7,8 +7,6 @@ kvlab export mine.trace.jsonl format=mooncake to=mine.mooncake.jsonl
 Formats of traces: azure, burstgpt, mooncake and timed_trace (vLLM's).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a few words of a command line stand for: a model by its path or published name, and simulated devices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A row whose parameter asks for nothing is left alone and costs nothing. Tokens t
 kept are kept too, so that no result depends on the order of equal logits.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 

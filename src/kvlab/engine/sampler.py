@@ -1,7 +1,5 @@
 """Picks the next token of each sequence from its logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from weakref import WeakKeyDictionary

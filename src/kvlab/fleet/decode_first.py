@@ -1,7 +1,5 @@
 """Decode first: a replica that decodes reserves blocks, then another computes the prompt and pushes its K and V."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

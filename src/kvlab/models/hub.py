@@ -1,7 +1,5 @@
 """Files of a model hub, downloaded once into the hub's own cache."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine in a process of its own, which a run starts and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What all engines outside this process have in common: requests on their way, and what came back of them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence

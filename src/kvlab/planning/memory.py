@@ -3,8 +3,6 @@
 Weights are exact; working memory is an estimate of the largest step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -5,8 +5,6 @@ MessagePack. Whoever misses numbers sends the first of them to the replay socket
 as far as they are kept, then one of number -1.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from array import array

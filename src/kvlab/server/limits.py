@@ -1,7 +1,5 @@
 """What is checked of a call before it is read: its key, its size, its pace."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 

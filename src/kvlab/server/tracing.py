@@ -5,8 +5,6 @@ prints how far it is after each. So hashing takes no time from the traffic, and 
 writes what has ended.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import marshal

@@ -1,7 +1,5 @@
 """Which sequences run in a step."""
 
-from __future__ import annotations
-
 from kvlab.config import SchedulerConfig
 from kvlab.engine.scheduler.base import POLICIES, Scheduler, StaticScheduler
 

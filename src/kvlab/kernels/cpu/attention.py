@@ -1,7 +1,5 @@
 """Attention over pages on the CPU, native."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.kernels.cpu.interface import address, kv_format

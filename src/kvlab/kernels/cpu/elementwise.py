@@ -1,7 +1,5 @@
 """Norms, rotary angles, the gate and top-k of rows on the CPU, native. Float32 or bfloat16 throughout."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.kernels.cpu.interface import MAX_HEAD_DIM, address, kv_format

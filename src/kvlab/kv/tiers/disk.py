@@ -1,7 +1,5 @@
 """Blocks in files of a directory, which outlive the process."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A map of the pool: each block over time, in the colour of the sequence that holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

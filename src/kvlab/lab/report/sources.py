@@ -1,7 +1,5 @@
 """The runs that a report is about: from directories, ids, sweeps and filters to records."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

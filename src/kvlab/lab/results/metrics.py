@@ -1,7 +1,5 @@
 """The metrics of a run, all computed from its records of requests and steps. Formulas: docs/metrics.md."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 And a configuration in one short text: equal where the same would be measured.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import getpass
 import hashlib

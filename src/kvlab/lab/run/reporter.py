@@ -1,7 +1,5 @@
 """What a run says on the terminal, from its settings to its figures."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 
 from kvlab.config import RunConfig, format_bytes

@@ -1,7 +1,5 @@
 """The decoder's arithmetic in native kernels on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Requests of OpenAI's API as JSON lines or a JSON list: bodies, or the lines of a batch file with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

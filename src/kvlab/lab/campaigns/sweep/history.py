@@ -1,7 +1,5 @@
 """Earlier runs in the tracking store, and the parent run of a sweep or search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """A sweep in progress: opened before its first run, closed after its last, whatever ends it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
