@@ -1,11 +1,9 @@
 """A search along one setting for where requests cease to be within their limits: what it runs, prints and keeps."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, OutputError
@@ -21,9 +19,7 @@ from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
-
-if TYPE_CHECKING:
-    from kvlab.lab.terminal import Terminal
+from kvlab.lab.terminal import Terminal
 
 _COLUMNS = (
     ATTAINMENT,

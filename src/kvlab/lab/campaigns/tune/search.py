@@ -1,10 +1,10 @@
 """A search in progress: what `kvlab tune` composes, runs, prints and keeps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from optuna import Study
+from optuna.trial import FrozenTrial
 
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
@@ -31,15 +31,9 @@ from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock
 from kvlab.lab.settings import run_command
-from kvlab.lab.terminal import warn
+from kvlab.lab.terminal import Terminal, warn
 from kvlab.planning.settings import resolve_device
 from kvlab.secrets import redact
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.trial import FrozenTrial
-
-    from kvlab.lab.terminal import Terminal
 
 
 class Search:
