@@ -153,7 +153,6 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _add(scores: torch.Tensor, values: Mapping[tuple[int, int], float]) -> None:
-    """Add values to scores by row and token."""
     if values:
         rows, tokens = zip(*values, strict=True)
         where = _tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)

@@ -245,7 +245,6 @@ class Engine:
         clock.wait_until(latest if wakeup is None else min(wakeup, latest))
 
     def _start_worker(self) -> None:
-        """Make sure that there is a thread that steps."""
         with self._worker_lock:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="kvlab-engine", daemon=True)
@@ -253,7 +252,6 @@ class Engine:
 
     @gc_frozen()
     def _work(self) -> None:
-        """Step until there is nothing to do."""
         while True:
             try:
                 record = self.step()

@@ -163,7 +163,6 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
 
 
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
-    """Write a trace of what is read."""
     file, hasher = importer.options.path, importer.options.hasher
     path, counts = _target(file, settings), _Counts(settings.drop)
     requests = counts.asking(importer)

@@ -174,7 +174,6 @@ class ProcessEngine(RemoteEngine):
         self._pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _read(self, descriptor: int) -> None:
-        """Something has come."""
         try:
             data = os.read(descriptor, 2**20)
         except BlockingIOError:

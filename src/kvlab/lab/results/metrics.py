@@ -217,7 +217,6 @@ def _tenants(records: Sequence[RequestRecord]) -> dict[str, float]:
 
 
 def _mean(values: NDArray[Any], seconds: NDArray[np.float64]) -> float:
-    """The mean, weighted by time."""
     return float(np.average(values, weights=seconds)) if seconds.sum() > 0 else float(np.mean(values))
 
 
