@@ -67,7 +67,8 @@ def settings(schema: type = RunConfig, prefix: str = "") -> Iterator[Setting]:
             continue
         default: Any = field.default if field.default_factory is MISSING else field.default_factory()
         choices = registry(key).names() if key in KEYS else ()
-        yield Setting(key, str(field.type), default, _comments(schema)[field.name], choices)
+        text = inspect.formatannotation(kind).replace("typing.", "")
+        yield Setting(key, text, default, _comments(schema)[field.name], choices)
 
 
 @cache

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.environments import program, tools_folder
+from kvlab.models.gguf_tokenizer import tokenizer_files
 from kvlab.models.published import published_file
-from kvlab.models.tokenizer_folder import tokenizer_files
 
 AIPERF, GUIDELLM = "aiperf==0.13.0", "guidellm==0.8.1"
 TOKENIZER = "local/smollm2"  # as the id of a hub's model, which both tools look up in the hub's cache

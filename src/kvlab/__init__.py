@@ -8,8 +8,6 @@ Importing the package is cheap: torch and mlflow are loaded by the parts that us
 that torch's threads take no time from others while they wait (`kvlab.kernels.openmp`).
 """
 
-from __future__ import annotations
-
 if __name__ != "kvlab":  # `src.kvlab`, where the repository's root is on the path
     raise ImportError(f"import kvlab, not {__name__}: as two packages its registries and errors would not match")
 

@@ -1,7 +1,5 @@
 """Typed errors. Each message says what was asked, what there is, and what to change."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches

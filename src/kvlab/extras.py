@@ -1,7 +1,5 @@
 """Optional packages: how to install what an extra of kvlab names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib.metadata import PackageNotFoundError, requires

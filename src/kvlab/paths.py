@@ -5,8 +5,6 @@ checkout    <checkout>/conf     <checkout>
 wheel       <package>/conf      None
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent

@@ -4,8 +4,6 @@ A run imports those that its setting `plugins` names, and those that installed p
 group `kvlab`, before its configuration is checked; so their names are as good as kvlab's own.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ The configuration checks a name long before the implementation is used. So that 
 implementation, a registry knows what is in its package by the names of the package's modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Names of the files in a run's directory."""
 
-from __future__ import annotations
-
 SUMMARY, CONFIG, TRACE = "summary.json", "config.yaml", "trace.json"
 REQUESTS, STEPS, BLOCKS = "requests.parquet", "steps.parquet", "blocks.parquet"
 ROUTES = "routes.parquet"  # of a fleet: what its router chose

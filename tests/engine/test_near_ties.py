@@ -13,9 +13,9 @@ import yaml
 from kvlab.config import EngineConfig, ExecutorConfig, KVConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.logits import sample as pick
-from kvlab.engine.randomness import uniforms
 from kvlab.engine.service import Engine
 from kvlab.paths import CONF
+from kvlab.splitmix import uniforms
 
 Key = tuple[str, int]
 Distributions = dict[float, torch.Tensor]  # of each draw's number: the cumulated probabilities that it was held to

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvlab.core import Request, SamplingParams, Sequence, TokenLogprobs
 from kvlab.engine import logits as ops
-from kvlab.engine.randomness import uniforms
 from kvlab.engine.sampler import Sampler
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.torch_ops import TorchOps
+from kvlab.splitmix import uniforms
 from tests.engine.sampling_reference import adjusted, distribution, mix, pick, reference_tokens, softmax, uniform
 from tests.support.engines import drain, make_engine, request, sampling_batch
 from tests.support.pools import paged_pool, sharing_pool

@@ -12,12 +12,11 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu import w8a8
-from kvlab.kernels.cpu.elementwise import gated
+from kvlab.kernels.cpu.elementwise import gated, topk
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, int8_path, load, paths
 from kvlab.kernels.cpu.paths import Paths, take
-from kvlab.kernels.cpu.topk import topk
 from tests.kernels.conftest import ARCHITECTURES
 from tests.kernels.grids import folded
 

@@ -7,11 +7,10 @@ import ctypes
 import pytest
 import torch
 
-from kvlab.kernels.cpu.elementwise import gated
+from kvlab.kernels.cpu.elementwise import gated, topk
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.linear import PackedWeight
 from kvlab.kernels.cpu.native import instruction_set, load
-from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.formats import quantize
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.kernels.grids import folded

@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
+from kvlab.kernels.cpu.elementwise import topk
 from kvlab.kernels.cpu.native import load
-from kvlab.kernels.cpu.topk import topk
 from kvlab.models.ops.torch_ops import TorchOps
 from tests.kernels.grids import folded
 

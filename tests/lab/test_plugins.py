@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
-from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.provenance import config_digest
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins
 from tests.support import killer

@@ -12,7 +12,7 @@ import pytest
 from kvlab.config import KVConfig, ModelConfig, RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.lab.campaigns.sweep.results import best, medians, status_of
-from kvlab.lab.results.digest import config_digest, sweep_digest
+from kvlab.lab.results.provenance import config_digest, sweep_digest
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.process import is_alive, this_process
 from tests.support.commands import Lab

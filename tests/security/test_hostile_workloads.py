@@ -15,7 +15,7 @@ import pytest
 from kvlab.config import LengthConfig, RunConfig, WorkloadConfig
 from kvlab.core import MAX_SAMPLES, Request, SamplingParams
 from kvlab.errors import CapacityError, ConfigError, RequestRefusedError, WorkloadError
-from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.provenance import config_digest
 from kvlab.workloads import build_requests, lines
 from tests.support.commands import TINY, Lab
 from tests.support.engines import drain, make_engine, request

@@ -1,7 +1,5 @@
 """The choice among the attention backends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kvlab.attention.backends import ATTENTION_BACKENDS

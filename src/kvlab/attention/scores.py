@@ -1,7 +1,5 @@
 """Shared by the readable backends, which compute one sequence after another in float32."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple

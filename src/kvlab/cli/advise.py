@@ -147,7 +147,7 @@ def _advice(
     from kvlab import __version__
     from kvlab.lab.advise.adviser import Adviser
     from kvlab.lab.files import check_directory
-    from kvlab.lab.results.digest import config_digest, digest_of
+    from kvlab.lab.results.provenance import config_digest, digest_of
 
     launcher = [word for word in words if key_of(word).startswith(("hydra/launcher", "hydra.launcher"))]
     check_installed(launcher)

@@ -9,8 +9,6 @@ prompt, the chat, as does the end of the input; /new begins another conversation
 follow.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

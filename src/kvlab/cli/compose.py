@@ -1,7 +1,5 @@
 """Composing a run's configuration: what all commands that take the settings of a run share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy

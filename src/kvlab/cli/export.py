@@ -7,8 +7,6 @@ kvlab export mine.trace.jsonl format=mooncake to=mine.mooncake.jsonl
 Formats of traces: azure, burstgpt, mooncake and timed_trace (vLLM's).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,20 +32,16 @@ def main(settings: ExportSettings, names: list[str]) -> int:
     if settings.format is not None or Path(name).is_file():
         _export_trace(name, settings)
     else:
-        _export_run(name, settings.to or "benchmark_report.yaml")
+        from kvlab.cli.recorded import find_run
+        from kvlab.lab.files import write_text
+        from kvlab.lab.results.llm_d import report_text
+        from kvlab.lab.results.records import read_run
+
+        run, to = read_run(find_run(name)), settings.to or "benchmark_report.yaml"
+        refuse_existing("to", Path(to))
+        write_text(Path(to), report_text(run))
+        print(f"{run.name}: {to}")
     return 0
-
-
-def _export_run(name: str, to: str) -> None:
-    from kvlab.cli.recorded import find_run
-    from kvlab.lab.files import write_text
-    from kvlab.lab.results.llm_d import report_text
-    from kvlab.lab.results.records import read_run
-
-    run = read_run(find_run(name))
-    refuse_existing("to", Path(to))
-    write_text(Path(to), report_text(run))
-    print(f"{run.name}: {to}")
 
 
 def _export_trace(name: str, settings: ExportSettings) -> None:

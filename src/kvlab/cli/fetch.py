@@ -8,8 +8,6 @@ is kept in the folder `models` of KVLAB_CACHE, or of `kvlab` in your cache folde
 for load tools and evaluations; what comes from the hub is kept in the hub's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.cli.settings import command

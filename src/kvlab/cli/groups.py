@@ -1,7 +1,5 @@
 """Groups of replicas as they are composed: each has the run's settings, but for its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain, count

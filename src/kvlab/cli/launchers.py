@@ -1,7 +1,5 @@
 """Hydra's launchers, which run the points of a sweep in other processes or on a cluster, for other work too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path

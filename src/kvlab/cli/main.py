@@ -1,7 +1,5 @@
 """`kvlab`: one name for all commands. It imports none of them before one is chosen."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """A user's mistakes as Hydra and OmegaConf report them, in a sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Source: https://docs.ray.io/en/latest/ray-core/tasks.html
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

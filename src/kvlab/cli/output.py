@@ -1,7 +1,5 @@
 """Standard output and standard error: on a full disk, a pipe that nobody reads, in a locale of few characters."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a user writes on the command line, before Hydra reads it: keys are checked, short forms written out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches

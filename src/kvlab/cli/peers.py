@@ -6,8 +6,6 @@ kvlab peers install vllm folder=$HOME/vllm-env
 pip brings the packages, with your own settings; what a failed step has made is removed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.cli.settings import command

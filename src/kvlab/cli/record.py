@@ -8,8 +8,6 @@ Clients talk to the recorder as to the server. Text is hashed and not kept unles
 headers never are. If the trace cannot be written, traffic goes on and /health says why.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

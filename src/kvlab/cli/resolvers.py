@@ -66,7 +66,12 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
-        return _context(_root_.model)
+        # As many as the model has positions for; kvlab's default where that cannot be read before the run.
+        known = _root_.model.architecture.get("max_position_embeddings")
+        if known is None and _root_.model.path is not None:
+            with suppress(OSError, ValueError):
+                known = read_object(Path(located(_root_.model.path)) / "config.json").get("max_position_embeddings")
+        return known if isinstance(known, int) else ModelConfig.max_seq_len
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
@@ -79,15 +84,6 @@ def _server(run: DictConfig) -> ServerDefaults | None:
         return None
     framework = run.framework
     return server_defaults(str(framework.name), str(hardware.name), str(hardware.memory), framework.version)
-
-
-def _context(model: DictConfig) -> int:
-    """The tokens that a model has positions for; kvlab's default where that cannot be read before the run."""
-    known = model.architecture.get("max_position_embeddings")
-    if known is None and model.path is not None:
-        with suppress(OSError, ValueError):
-            known = read_object(Path(located(model.path)) / "config.json").get("max_position_embeddings")
-    return known if isinstance(known, int) else ModelConfig.max_seq_len
 
 
 def _environment(name: str, *default: Any) -> str | None:

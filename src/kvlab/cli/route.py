@@ -9,8 +9,6 @@ no byte has come. POST /drain?upstream=0 gives one no new requests, /undrain aga
 of each. SIGTERM and Ctrl-C let open requests end, for a minute; the second one ends at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 
 from kvlab.cli.settings import command, setting

@@ -3,8 +3,6 @@
 Hydra composes the configuration and calls `job` for each run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -8,8 +8,6 @@ Settings of `kvlab run` may follow; those of the workload and of tracking are no
 requests end; the second one ends at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What a few words of a command line stand for: a model by its path or published name, and simulated devices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +55,13 @@ def _written_out(text: str, is_simulated: bool, own: Sequence[Path]) -> list[str
     if value.lower().endswith(".gguf"):
         return _checkpoint(str(path.absolute()), path.stem)
     if path.exists():
-        return _of_path(value, path)
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ConfigError("model", value, "has no config.json; name a directory with one, or a GGUF file")
+        if file.name != "config.json":
+            raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
+        parent = file.parent.resolve()  # the file itself may be a link, as in a hub's cache
+        return _checkpoint(str(parent), parent.name)
     if (preset := _preset(key, value)) and "/" not in value:
         return [f"model={preset}"]
     if not _HUB_ID.fullmatch(value) or value.startswith("."):
@@ -66,16 +70,6 @@ def _written_out(text: str, is_simulated: bool, own: Sequence[Path]) -> list[str
         return [text]
     preset = _preset(key, value.partition("/")[2])
     return [f"model={preset}"] if preset and is_simulated else _checkpoint(value, value.partition("/")[2])
-
-
-def _of_path(value: str, path: Path) -> list[str]:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError("model", value, "has no config.json; name a directory with one, or a GGUF file")
-    if file.name != "config.json":
-        raise ConfigError("model", value, "a model's configuration is called config.json; rename it")
-    parent = file.parent.resolve()  # the file itself may be a link, as in a hub's cache
-    return _checkpoint(str(parent), parent.name)
 
 
 def _checkpoint(path: str, name: str) -> list[str]:

@@ -119,7 +119,7 @@ class PlanningSweeper(Sweeper):
         from kvlab.cli.sweep_points import compose_points
         from kvlab.lab.campaigns.sweep.plan import SweepPlan
         from kvlab.lab.campaigns.sweep.sweep import open_sweep
-        from kvlab.lab.results.digest import sweep_digest
+        from kvlab.lab.results.provenance import sweep_digest
 
         config = self._master
         repeats = OmegaConf.select(config, "repeats")

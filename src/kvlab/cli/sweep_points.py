@@ -105,7 +105,7 @@ def _written(override: Override) -> str:
 
 def _composed_point(composed: DictConfig, chosen: dict[str, str], varied: dict[str, str]) -> ComposedPoint:
     from kvlab.lab.campaigns.sweep.plan import Point
-    from kvlab.lab.results.digest import config_digest, digest_of
+    from kvlab.lab.results.provenance import config_digest, digest_of
 
     config: RunConfig | None = None
     try:

@@ -11,8 +11,6 @@ kvlab tune find=split slo.ttft_ms=500 fleet.replicas=8 hardware=h100_sxm        
 Any setting of `kvlab run` may follow. The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.cli.settings import command

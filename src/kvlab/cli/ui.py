@@ -1,7 +1,5 @@
 """kvlab ui: MLflow's page on the store that runs go to, in the browser at http://127.0.0.1:5000."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

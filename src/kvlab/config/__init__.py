@@ -4,8 +4,6 @@ The classes are plain dataclasses whose field types OmegaConf understands, so th
 Hydra; nothing here imports either.
 """
 
-from __future__ import annotations
-
 from kvlab.config.debug import DebugConfig, FaultsConfig
 from kvlab.config.engine import EngineConfig
 from kvlab.config.engine_choice import EngineChoiceConfig

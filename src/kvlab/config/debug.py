@@ -1,7 +1,5 @@
 """Costly checks and injected faults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.values import MOST_SEED, at_least, one_of

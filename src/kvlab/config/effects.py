@@ -1,7 +1,5 @@
 """Which settings a choice reads: what was set and has no effect is said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple

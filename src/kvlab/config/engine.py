@@ -1,7 +1,5 @@
 """The settings of an engine: all that a run has but its workload and its records."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.executor import AttentionConfig, ExecutorConfig

@@ -1,7 +1,5 @@
 """The engine that serves a run's requests: kvlab's own, or another that is measured in the same way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The executor and its attention backend: where and how the model runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, one_of

@@ -1,7 +1,5 @@
 """Several replicas of an engine behind a router."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

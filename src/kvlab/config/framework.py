@@ -1,7 +1,5 @@
 """The serving framework that a simulated device stands for: whose kernels run on it, and what its host costs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

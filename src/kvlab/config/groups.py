@@ -1,7 +1,5 @@
 """Groups of a fleet's replicas, each with settings of its own beside the run's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar

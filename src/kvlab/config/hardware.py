@@ -1,7 +1,5 @@
 """A device that is simulated: what its data sheet says, and what of it is reached."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, parse_bytes

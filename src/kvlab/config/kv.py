@@ -1,7 +1,5 @@
 """The KV cache: its layout and its size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.config.values import MOST_SECONDS, at_least, one_of, parse_bytes

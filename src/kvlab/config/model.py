@@ -1,7 +1,5 @@
 """The model: its architecture and where its weights come from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

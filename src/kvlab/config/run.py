@@ -1,7 +1,5 @@
 """A run of the laboratory: an engine, a workload, tracking."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.debug import DebugConfig

@@ -1,7 +1,5 @@
 """The scheduler: which sequences run in a step, and which are preempted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.values import MOST_SECONDS, at_least, one_of

@@ -1,7 +1,5 @@
 """The HTTP server: where it listens, and what clients may ask of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from kvlab.config.values import at_least, parse_bytes

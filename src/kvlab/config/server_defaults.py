@@ -1,7 +1,5 @@
 """The settings that a serving framework's server has when it is given none, on a device of so much memory."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from kvlab.config.framework import version_key, vllm_version

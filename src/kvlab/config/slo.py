@@ -1,7 +1,5 @@
 """Service levels: how fast a request has to be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.config.values import MOST_SECONDS, at_least

@@ -1,7 +1,5 @@
 """Tracking: where runs are recorded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.config.values import MOST_SECONDS, at_least, one_of

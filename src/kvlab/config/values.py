@@ -1,7 +1,5 @@
 """Values that several groups of settings have: checks, and sizes in bytes."""
 
-from __future__ import annotations
-
 import re
 
 from kvlab.errors import ConfigError

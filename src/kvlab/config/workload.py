@@ -1,7 +1,5 @@
 """The workload: the requests of a run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

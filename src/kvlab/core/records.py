@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlab.core.pool import PoolCounters, PoolStats
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Whole = TypeVar("Whole", int, "NDArray[np.int64]")
 UNKNOWN_TOKEN = -1  # stands for an output token whose id an engine does not tell

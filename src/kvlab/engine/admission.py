@@ -1,7 +1,5 @@
 """How much of the pool has to stay free for a sequence to be admitted."""
 
-from __future__ import annotations
-
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.step_plan import slots_of

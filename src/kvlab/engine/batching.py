@@ -1,7 +1,5 @@
 """The batch of a step: plan, reserve, preempt, admit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum

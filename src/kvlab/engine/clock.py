@@ -1,7 +1,5 @@
 """Time as the engine sees it; nothing in the engine reads any other."""
 
-from __future__ import annotations
-
 import time
 from typing import Protocol
 

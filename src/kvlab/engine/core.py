@@ -1,7 +1,5 @@
 """The engine: one step after another, the same for every pool and policy."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

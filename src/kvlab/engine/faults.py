@@ -1,7 +1,5 @@
 """An executor that fails on purpose, to test how the engine isolates failures."""
 
-from __future__ import annotations
-
 import random
 
 from kvlab.config import FaultsConfig

@@ -1,7 +1,5 @@
 """Python's garbage collector while requests are served, and memory that nobody uses."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

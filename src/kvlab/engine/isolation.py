@@ -1,7 +1,5 @@
 """Runs a step's forward passes so that a failure ends only the sequences that cause it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A row whose parameter asks for nothing is left alone and costs nothing. Tokens t
 kept are kept too, so that no result depends on the order of equal logits.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -155,7 +153,6 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _add(scores: torch.Tensor, values: Mapping[tuple[int, int], float]) -> None:
-    """Add values to scores by row and token."""
     if values:
         rows, tokens = zip(*values, strict=True)
         where = _tensor(rows, torch.long, scores), _tensor(tokens, torch.long, scores)

@@ -1,7 +1,5 @@
 """From a sampled token to the request's output: text, stop conditions, callbacks, and the end of a sequence."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from kvlab.core import FinishReason, Sequence, StepOutput

@@ -1,7 +1,5 @@
 """What the sequences of a pass get from it: tokens, and how much of each is computed."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """One forward pass for each sequence of a step: what people write first, to compare a flat batch with."""
 
-from __future__ import annotations
-
 from kvlab.core import TokenLogprobs
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.kv.view import CacheView

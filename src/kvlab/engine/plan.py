@@ -1,21 +1,17 @@
 """What is known of an engine before a byte of it is allocated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
 from kvlab.kv.sizing import PoolSize
 from kvlab.models.config import DecoderConfig, TransformersConfig
+from kvlab.models.ops.base import Ops
 from kvlab.planning.memory import WeightBytes, WorkingMemory
 from kvlab.simulation.recording import Recording
 from kvlab.simulation.timings import Timing
-
-if TYPE_CHECKING:
-    from kvlab.attention.base import AttentionBackend, AttentionSpec
-    from kvlab.models.ops.base import Ops
 
 
 class Kernels(NamedTuple):

@@ -1,7 +1,5 @@
 """What becomes of the blocks of a sequence that is preempted."""
 
-from __future__ import annotations
-
 from kvlab.core import Sequence
 from kvlab.engine.step_plan import slots_of
 from kvlab.kv.protocol import KVCachePool

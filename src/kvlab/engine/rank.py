@@ -1,7 +1,5 @@
 """The process of a rank other than 0: it does what rank 0 tells it, on its part of the model and of the cache."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

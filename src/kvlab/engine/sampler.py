@@ -1,7 +1,5 @@
 """Picks the next token of each sequence from its logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from weakref import WeakKeyDictionary
@@ -22,11 +20,11 @@ from kvlab.engine.logits import (
     sample,
     top_k_candidates,
 )
-from kvlab.engine.randomness import uniforms
 from kvlab.engine.step import SamplingBatch, StepResult
 from kvlab.errors import GrammarError, SamplingError
 from kvlab.models.ops.base import LogitsOps, TopK
 from kvlab.models.ops.torch_ops import TorchOps
+from kvlab.splitmix import uniforms
 
 
 class Sampler:

@@ -80,7 +80,10 @@ class Engine:
                     try:
                         output = outputs.get_nowait()
                     except queue.Empty:
-                        self._step_or_wait()
+                        # A worker may step already; where nothing can run yet, a little time has to pass.
+                        self._check()
+                        if self._worker is not None or self.step() is None:
+                            self._wait()
                         continue
                     if isinstance(output, EngineStoppedError):
                         raise output
@@ -235,12 +238,6 @@ class Engine:
             if self._inbox:  # an action may have run others
                 self._inbox.popleft()()
 
-    def _step_or_wait(self) -> None:
-        """Step, unless a worker does; wait a little where nothing can run yet."""
-        self._check()
-        if self._worker is not None or self.step() is None:
-            self._wait()
-
     def _wait(self) -> None:
         clock, wakeup = self.core.clock, self.core.next_wakeup()
         clock.rest()
@@ -248,7 +245,6 @@ class Engine:
         clock.wait_until(latest if wakeup is None else min(wakeup, latest))
 
     def _start_worker(self) -> None:
-        """Make sure that there is a thread that steps."""
         with self._worker_lock:
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="kvlab-engine", daemon=True)
@@ -256,7 +252,6 @@ class Engine:
 
     @gc_frozen()
     def _work(self) -> None:
-        """Step until there is nothing to do."""
         while True:
             try:
                 record = self.step()

@@ -4,8 +4,6 @@ Between two layers each rank waits for the others. Gloo hands a tensor through t
 takes as long as a decode step's products (experiments/tensor_parallel). Here a rank looks until theirs are there.
 """
 
-from __future__ import annotations
-
 import mmap
 import platform
 import time

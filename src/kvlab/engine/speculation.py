@@ -118,5 +118,4 @@ class Speculation:
 
 
 def _until_stop(token_ids: list[int], stops: frozenset[int]) -> list[int]:
-    """The tokens before the first stop token."""
     return next((token_ids[:place] for place, token in enumerate(token_ids) if token in stops), token_ids)

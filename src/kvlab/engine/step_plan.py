@@ -1,7 +1,5 @@
 """What takes part in a forward pass: sequences that decode, and chunks of those in prefill."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar

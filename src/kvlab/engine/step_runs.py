@@ -5,8 +5,6 @@ the same sequences decode, so that it is done once for all of them. Every record
 token is that of the steps one by one, which decide whenever there is something to decide.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable

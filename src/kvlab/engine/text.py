@@ -1,7 +1,5 @@
 """A sequence's text as its tokens come, and the stop strings that end it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 #: Turns token ids into text. The text of some tokens need not be that of each, joined.

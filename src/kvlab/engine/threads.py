@@ -1,7 +1,5 @@
 """How many threads the processor's work is shared among: the cores that this process may really use."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of a request before it is queued. Each error names the parameter, its value and what would work."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import TypeGuard

@@ -3,8 +3,6 @@
 A simulated fleet and a proxy in front of real servers use the same routers: each makes these views its own way.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

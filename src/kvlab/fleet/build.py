@@ -1,7 +1,5 @@
 """From settings to a fleet: what feeds the router's views."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Decode first: a replica that decodes reserves blocks, then another computes the prompt and pushes its K and V."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,7 +69,6 @@ class _PushTier(RemoteTier):
         return next((name for name in names if self._offers[name][-1] == key), names[-1])
 
     def _let_go(self, name: str, key: Key) -> None:
-        """See RemoteTier."""
         self._released(name, key)
 
     def begin(self, ready_s: float) -> float:
@@ -284,7 +281,6 @@ class DecodeFirst(Split):
         self._let_go(name, now)
 
     def _end(self, name: str, now: float) -> None:
-        """A request has ended."""
         if (request := self._requests.pop(name, None)) is not None:
             source = self._sources.get(name)
             if source is not None and request.first is None:

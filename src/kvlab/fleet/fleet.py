@@ -1,7 +1,5 @@
 """A fleet: replicas behind a router, which are one engine to whoever asks them to serve."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

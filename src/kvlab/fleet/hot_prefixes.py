@@ -1,7 +1,5 @@
 """Which prefixes most of a run's prompts have in common: those whose places are worth a look."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Prefixes that other replicas hold: pulled over the link where that takes less time than to compute them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """What a router knows of the replicas' prefix caches, and when it learns it."""
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Replicas that start and stop by a rule, as their load asks for."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

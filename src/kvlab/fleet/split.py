@@ -1,7 +1,5 @@
 """Prefill and decode on different replicas: some compute prompts, the others pull their K and V."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

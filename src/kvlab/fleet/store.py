@@ -1,7 +1,5 @@
 """A store of K and V that all replicas of a fleet have in common, as Mooncake's or LMCache's."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """K and V on their way from one replica to another."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

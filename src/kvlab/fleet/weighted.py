@@ -1,7 +1,5 @@
 """Routers that add up scores, as llm-d's scheduler does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ threads of a process have used it, as in a server, it is 100 rounds instead, and
 right away. With some 20 µs the others arrive in time where every thread has its core.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Blocks of the pool as integers: who may use which, with reference counts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress

@@ -1,7 +1,5 @@
 """Checks that a pool's tables, its allocator and its index agree, and its tiers with them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The ledger's part of steps that are all alike: the calls that they make, without those that change nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

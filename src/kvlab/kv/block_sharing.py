@@ -1,7 +1,5 @@
 """What a group of layers does about equal content of its slots' blocks: here nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A block that several slots hold is copied before one of them writes it."""
 
-from __future__ import annotations
-
 from kvlab.kv.ledger import BlockLedger
 
 

@@ -8,8 +8,6 @@ A scale per row needs no calibration and cannot overflow. One per head would hav
 token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

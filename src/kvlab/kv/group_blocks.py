@@ -1,7 +1,5 @@
 """What a pool has for each group of layers: block tables, ledger, copy on write, prefix sharing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ sequence; one with a sliding window of w needs the last w, so that its group giv
 hybrid KV cache manager of vLLM; Jenga, SOSP 2025).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What sequences may still take of a pool, beyond the blocks that they have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.kv.group_blocks import GroupBlocks

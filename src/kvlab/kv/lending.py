@@ -1,7 +1,5 @@
 """What others do with a pool: follow which contents it has, and hold blocks of it that they read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.kv.content_log import ContentLog

@@ -1,7 +1,5 @@
 """How many tokens the blocks in use hold, each block counted once however many sequences share it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whose references to blocks are whose."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 

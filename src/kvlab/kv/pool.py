@@ -141,21 +141,17 @@ class BlockPool(KVCachePool):
         reuse: bool = True,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
-        self._check_opening(tokens, salt, keep_free)
-        slot = self._opener.open(
-            tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped, reuse=reuse
-        )
-        self._prompt_tokens += 0 if resumed else tokens
-        return slot
-
-    def _check_opening(self, tokens: int, salt: Salt, keep_free: int) -> None:
-        """Raise SlotError for a slot that cannot be."""
         if tokens < 0 or keep_free < 0:
             raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
         if tokens > self.max_seq_len:
             raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
+        slot = self._opener.open(
+            tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped, reuse=reuse
+        )
+        self._prompt_tokens += 0 if resumed else tokens
+        return slot
 
     def fork_slot(self, slot: int, token_ids: Sequence[int] | None = None, *, rerun_last: bool = False) -> int:
         self.tables.check(slot)

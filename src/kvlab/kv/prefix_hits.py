@@ -1,7 +1,5 @@
 """The longest cached prefix that all groups of layers can go on from."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """What a pool and its tiers have of a prompt, and what a slot takes of it once it is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.core import Salt

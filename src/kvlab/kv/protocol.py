@@ -18,44 +18,7 @@ if TYPE_CHECKING:
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
-class SwapsSequences:
-    """What a pool with tiers can do for a sequence that gives way; without any, it cannot."""
-
-    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
-        """Copy what the slot has computed to the pool's tiers, which hold it for the sequence: a ticket for
-        `allocate_slot`. The slot stays as it is.
-
-        None where there is no room, or no tier; or where `is_worth` says that it is not, which is given an estimate
-        of the seconds for copying it there and back, and the tokens that would be computed otherwise.
-        """
-        return None
-
-    def end_swap(self, ticket: int) -> None:
-        """The sequence of this ticket will not come back."""
-
-
-class LoadsPrefixes:
-    """How a pool with tiers brings content to slots that have found it there; without any, nothing comes."""
-
-    def is_loading(self, slot: int) -> bool:
-        """Whether content that the slot found in a tier is on its way to it: it takes part in no step before."""
-        return False
-
-    def receive(self, now: float) -> list[int]:
-        """It is `now`, in seconds: the slots whose content has come since the last call. What could not be loaded
-        has to be computed; `get_seq_len` says from which token on.
-        """
-        return []
-
-    def next_arrival(self) -> float | None:
-        """When `receive` has a slot to name; a time that has passed: any moment. None: no slot is being loaded."""
-        return None
-
-    def await_arrival(self, seconds: float) -> None:
-        """Wait until content has come, at most so long. Modelled loads are not waited for."""
-
-
-class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
+class KVCachePool(ABC):
     """Memory for the K and V of many sequences. A call that raises has changed nothing."""
 
     unit = "block"  # what people call a block, in the singular
@@ -198,3 +161,36 @@ class KVCachePool(SwapsSequences, LoadsPrefixes, ABC):
     @abstractmethod
     def reclaim_leaked_blocks(self) -> int:
         """Free every block that no live slot's table names; returns how many."""
+
+    # What a pool with tiers can do for a sequence that gives way; without any, it cannot.
+
+    def swap_out(self, slot: int, is_worth: Callable[[float, int], bool] | None = None) -> int | None:
+        """Copy what the slot has computed to the pool's tiers, which hold it for the sequence: a ticket for
+        `allocate_slot`. The slot stays as it is.
+
+        None where there is no room, or no tier; or where `is_worth` says that it is not, which is given an estimate
+        of the seconds for copying it there and back, and the tokens that would be computed otherwise.
+        """
+        return None
+
+    def end_swap(self, ticket: int) -> None:
+        """The sequence of this ticket will not come back."""
+
+    # How a pool with tiers brings content to slots that have found it there; without any, nothing comes.
+
+    def is_loading(self, slot: int) -> bool:
+        """Whether content that the slot found in a tier is on its way to it: it takes part in no step before."""
+        return False
+
+    def receive(self, now: float) -> list[int]:
+        """It is `now`, in seconds: the slots whose content has come since the last call. What could not be loaded
+        has to be computed; `get_seq_len` says from which token on.
+        """
+        return []
+
+    def next_arrival(self) -> float | None:
+        """When `receive` has a slot to name; a time that has passed: any moment. None: no slot is being loaded."""
+        return None
+
+    def await_arrival(self, seconds: float) -> None:
+        """Wait until content has come, at most so long. Modelled loads are not waited for."""

@@ -1,7 +1,5 @@
 """Gives up what a pool keeps for later prompts."""
 
-from __future__ import annotations
-
 from kvlab.kv.pool import BlockPool
 
 

@@ -1,7 +1,5 @@
 """How long cached blocks are kept: pins, a time to live and quotas of tenants, in front of any eviction policy."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prefix sharing: which blocks of a slot others may use, and which of others it uses itself."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

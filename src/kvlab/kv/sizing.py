@@ -1,7 +1,5 @@
 """How many blocks a pool gets from a count, a byte budget, or neither."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes

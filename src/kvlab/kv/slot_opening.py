@@ -1,7 +1,5 @@
 """Opens slots: with what the look-up finds of their tokens, and new blocks for the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.core import Salt

@@ -1,7 +1,5 @@
 """The shape of one token's K and V, and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache

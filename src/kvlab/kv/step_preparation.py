@@ -1,7 +1,5 @@
 """A pool's step: reserve room for it, then make its tokens part of the sequences, or take it back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The tensors behind a pool, apart from the ledger that says who owns them."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.errors import CapacityError

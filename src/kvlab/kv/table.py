@@ -59,7 +59,11 @@ class BlockTables:
     def add(self, blocks: Sequence[int], first: int = 0) -> int:
         """Open a slot whose table has `blocks` from entry `first` on; returns its number."""
         if not self._unused:
-            self._grow()
+            old = len(self.counts)  # all columns become twice as long
+            for name in ("entries", "first", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            self._unused = list(range(2 * old - 1, old - 1, -1))
         slot = self._unused.pop()
         self.is_live[slot] = True
         self.first[slot] = self.counts[slot] = first
@@ -118,10 +122,3 @@ class BlockTables:
         sound = isinstance(slot, int) and not isinstance(slot, bool) and 0 <= slot < len(self.is_live)
         if not sound or not self.is_live[slot]:
             raise SlotError(f"slot {slot!r} is not live; live slots: {sorted(self.live)}")
-
-    def _grow(self) -> None:
-        old = len(self.counts)
-        for name in ("entries", "first", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self._unused = list(range(2 * old - 1, old - 1, -1))

@@ -1,7 +1,5 @@
 """The command that asks for advice on a deployment, which other commands print."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A calibration for people: what each part of a step takes, and how far predicted steps are off."""
 
-from __future__ import annotations
-
 from kvlab.lab.calibrate import Fit
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal

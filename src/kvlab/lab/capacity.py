@@ -9,8 +9,6 @@
 The figures are those of the run that the configuration describes, from the functions that size it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial

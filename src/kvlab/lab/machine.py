@@ -1,7 +1,5 @@
 """What the machine has: device, memory, processor."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -1,7 +1,5 @@
 """What this machine's memory and arithmetic sustain, measured once and kept in the user's cache folder."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

@@ -3,8 +3,6 @@
 Defaults fill in what a file leaves out; where no weights are read, the figures would be those of another model.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvlab.errors import ConfigError

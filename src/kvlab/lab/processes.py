@@ -1,7 +1,5 @@
 """Work on several cores: tasks in processes that begin as copies of this one, so that they share what it has."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The terminal: text of others, as a run's name or a path, is shown as it is and changes nothing there."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Import of traffic: a file of others becomes a trace of kvlab."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -165,7 +163,6 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
 
 
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
-    """Write a trace of what is read."""
     file, hasher = importer.options.path, importer.options.hasher
     path, counts = _target(file, settings), _Counts(settings.drop)
     requests = counts.asking(importer)

@@ -2,8 +2,6 @@
 Jinja's sandbox, in a process with limits of memory and time.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of the decoder, which describe the model families."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The decoder: one ragged forward pass over a flat batch, K and V in the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain

@@ -4,8 +4,6 @@ Keys and defaults are those of transformers' configuration classes, for the fami
 transformers itself is not needed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

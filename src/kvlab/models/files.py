@@ -1,7 +1,5 @@
 """Files of a checkpoint, which strangers wrote: data that is checked before it is believed, and never code."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

@@ -4,8 +4,6 @@ checked before it is believed: the `gguf` package's own reader takes the counts 
 Layout (docs/gguf.md of ggml): header, metadata, the tensors' names and shapes, padding, the tensors' data.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import struct

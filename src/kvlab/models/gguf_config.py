@@ -1,7 +1,5 @@
 """The configuration of a model in a GGUF file, in the words of a config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The weights of a model in a GGUF file, by the names and in the order of transformers' checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,13 +1,16 @@
-"""The tokenizer in a GGUF file: byte-level BPE, put together again from its vocabulary and merges."""
+"""The tokenizer in a GGUF file: byte-level BPE, put together again from its vocabulary and merges;
+and as files that transformers reads, with the configuration, for programs without GGUF.
+"""
 
-from __future__ import annotations
-
+import json
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from kvlab.errors import shown
-from kvlab.models.gguf import GgufFile
+from kvlab.errors import TokenizerError, shown
+from kvlab.models.gguf import GgufFile, read_gguf
+from kvlab.models.gguf_config import config_values
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
@@ -88,3 +91,28 @@ def _list(values: dict[str, Any], key: str, kind: type) -> list[Any]:
     if not isinstance(values_of_key, list) or not all(type(value) is kind for value in values_of_key):
         raise ValueError(f"has no tokenizer.ggml.{key} that is a list")
     return values_of_key
+
+
+def tokenizer_files(path: Path) -> dict[str, str]:
+    """The content of tokenizer.json, tokenizer_config.json and config.json, by name. Raises TokenizerError."""
+    try:
+        file = read_gguf(path)
+        backend, config = gguf_tokenizer(file), config_values(file)
+    except ValueError as error:
+        raise TokenizerError(f"{path} {error}") from error
+    tokens = {f"{name}_token": text for name in ("bos", "eos") if (text := token_text(file, name)) is not None}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "chat_template": file.metadata.get("tokenizer.chat_template"),
+        **tokens,
+    }
+    return {
+        "tokenizer.json": backend.to_str(),
+        "tokenizer_config.json": _json(settings),
+        "config.json": _json(config),
+    }
+
+
+def _json(values: dict[str, object]) -> str:
+    return json.dumps({name: value for name, value in values.items() if value is not None}, indent=2) + "\n"

@@ -3,8 +3,6 @@
 The file has no tokenizer: prompts are token ids.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of a model hub, downloaded once into the hub's own cache."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The parts of a decoder layer. Each computes itself; a Stack may compute many of them at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

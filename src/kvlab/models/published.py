@@ -1,7 +1,5 @@
 """Published models that `kvlab fetch` brings into the cache, and where each is: `model.path=fetched:<name>`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and MLP give is summed over the ranks in float32, so that it is rounded once, as
 residual stream are the same on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol

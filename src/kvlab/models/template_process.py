@@ -2,8 +2,6 @@
 imports little, since it has to start soon.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """An unmodified model of transformers over kvlab's cache: its attention, its K and V and its positions are ours."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ The values of a config.json are data here: they choose among the classes that ar
 checkpoint is imported, and nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

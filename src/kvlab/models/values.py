@@ -1,7 +1,5 @@
 """The values of a config.json by key, each of the type that it has to have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

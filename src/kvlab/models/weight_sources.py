@@ -1,7 +1,5 @@
 """Where a model's weights come from: random numbers, a directory, a GGUF file, or a hub."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.errors import WeightsError, shown

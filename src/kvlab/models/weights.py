@@ -1,7 +1,5 @@
 """Sources of a model's weights: random numbers, safetensors files; `gguf_model.py` has that of GGUF files."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """A tokenizer for models that have none here: common words, and bytes for all else. Nothing is downloaded."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from importlib.resources import files
 from itertools import product

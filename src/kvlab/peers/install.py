@@ -1,7 +1,5 @@
 """Environments for engines that run in a process of their own, made by recipe with the user's own pip."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Hears what a server's prefix cache has: its KV events over ZeroMQ, as vLLM 0.32 and kvlab publish them."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """A clock of real time with an event loop in it: who waits lets connections and processes be served meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar

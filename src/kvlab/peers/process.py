@@ -1,7 +1,5 @@
 """An engine in a process of its own, which a run starts and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -176,7 +174,6 @@ class ProcessEngine(RemoteEngine):
         self._pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _read(self, descriptor: int) -> None:
-        """Something has come."""
         try:
             data = os.read(descriptor, 2**20)
         except BlockingIOError:

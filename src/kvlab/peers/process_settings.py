@@ -1,7 +1,5 @@
 """What an engine in a process of its own is, and what of a run's settings it is told."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What servers say at /metrics, under the names that vLLM, SGLang, llama.cpp and text-generation-inference use."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families

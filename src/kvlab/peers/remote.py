@@ -1,7 +1,5 @@
 """What all engines outside this process have in common: requests on their way, and what came back of them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -195,14 +193,11 @@ class RemoteEngine(ABC):
         try:
             exchange.on_output(output)
         except Exception as error:  # fails its own sample alone
-            self._stop_listening(exchange, sample, f"on_output raised {type(error).__name__}: {error}")
-
-    def _stop_listening(self, exchange: Exchange, sample: Sample, error: str) -> None:
-        sample.reason = None
-        sample.end(FinishReason.FAILED, self.clock.now(), error)
-        if all(other.reason is not None for other in exchange.samples):
-            self._cancel(exchange)
-            self._deliver(exchange)
+            sample.reason = None
+            sample.end(FinishReason.FAILED, self.clock.now(), f"on_output raised {type(error).__name__}: {error}")
+            if all(other.reason is not None for other in exchange.samples):
+                self._cancel(exchange)
+                self._deliver(exchange)
 
     def _deliver(self, exchange: Exchange) -> None:
         """Report the records of a request that has ended, once."""

@@ -1,7 +1,5 @@
 """OpenAI's completions: what a request's body says, and the events of a streamed answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

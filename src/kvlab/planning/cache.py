@@ -1,7 +1,5 @@
 """The cache of a configuration: what it stores for a token, and the size of its pool."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kvlab.config import EngineConfig

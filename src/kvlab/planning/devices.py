@@ -1,7 +1,5 @@
 """Simulated devices: whether a model fits on them, and what they leave for its cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count, takewhile
 

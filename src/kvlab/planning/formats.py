@@ -9,8 +9,6 @@ int4_wo        66 bytes for 128 numbers of a row: half a byte each, and a scale 
                and AWQ); int4_wo_g32: 18 bytes for 32 of them (Kimi K2.5)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES

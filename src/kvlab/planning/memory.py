@@ -3,8 +3,6 @@
 Weights are exact; working memory is an estimate of the largest step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -228,12 +226,15 @@ def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings
     layers = tokens * (element * per_token + row + stream) + part
     # Native layers keep their memory from step to step.
     beside_logits = layers if settings.native else tokens * (2 * model.hidden_size * element + stream)
+    # Metadata and what libraries keep. vLLM calls it non-torch memory: 0.13 GiB of a GPU, and 0.55 GiB of each of
+    # two, whose collectives have buffers.
+    small = _SMALL if settings.devices is None else _LIBRARIES + (_COLLECTIVES if settings.devices > 1 else 0)
     return WorkingMemory(
         layers=layers,
         attention=_attention(model, cache, settings),
         logits=beside_logits + settings.rows * (model.vocab_size * per_logit + row) + part + scratch,
         loading=loaded + _TILE * (_FLOAT32 + element),
-        small=_small(settings.devices),
+        small=small,
         **_startup(model, settings),
     )
 
@@ -248,13 +249,6 @@ def _startup(model: DecoderConfig, settings: EngineSettings) -> dict[str, int]:
         "compiling": table + settings.max_batched_tokens * 2 * row if start.compiles else 0,
         "graphs": graph_bytes(settings.max_batch_size, settings.max_batched_tokens, row) if start.graphs else 0,
     }
-
-
-def _small(devices: int | None) -> int:
-    """Metadata and what libraries keep. vLLM calls it non-torch memory: 0.13 GiB of a GPU, and 0.55 GiB of each of
-    two, whose collectives have buffers.
-    """
-    return _SMALL if devices is None else _LIBRARIES + (_COLLECTIVES if devices > 1 else 0)
 
 
 class LayerTensors(NamedTuple):

@@ -1,7 +1,5 @@
 """The memory of an engine as one plan, which runs, simulated runs, `kvlab capacity` and `kvlab tune` share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 

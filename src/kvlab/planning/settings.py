@@ -1,7 +1,5 @@
 """What of a configuration decides the memory of an engine, on this machine or on another."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -5,8 +5,6 @@ a group cannot divide (routers, the down projections of latent attention, a KV h
 heads, norms) by each device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ It runs its largest step once and samples a full batch before it sizes the cache
                 graph; not by V2 as it was in 0.28
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from kvlab.config import FrameworkConfig

@@ -1,7 +1,5 @@
 """What clients get back: bodies and chunks of completions and chats, as OpenAI's API defines them."""
 
-from __future__ import annotations
-
 import json
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The server's routes: OpenAI's protocol, what operators ask, and the live page."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Audits of the pool that clients ask for: one at a time, and never most of the engine's time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

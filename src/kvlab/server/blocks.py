@@ -1,7 +1,5 @@
 """How long blocks live, how soon they are used again, and how long they lie idle before they are evicted."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 

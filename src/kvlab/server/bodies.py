@@ -4,8 +4,6 @@ A field that is not here is ignored, as OpenAI's servers do, and logged once, un
 means (`CHANGES_MEANING`): then the request is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 

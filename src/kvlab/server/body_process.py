@@ -2,8 +2,6 @@
 of what can be served. What is left of a body has texts, and no more values than can be served.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """A client's call to the engine: outputs come from the thread that steps, and are read in the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """What a proxy's router decided and what it saw then, a line each; and the same decisions made again."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

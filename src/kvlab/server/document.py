@@ -1,7 +1,5 @@
 """What the OpenAPI document says of answers: their shapes, and the statuses that each route has."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """What a simulated server answers: words of its tokenizer, as many as `server.output_len` says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache

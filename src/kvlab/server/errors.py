@@ -1,7 +1,5 @@
 """Errors as OpenAI's API reports them: a status and `{"error": {"message", "type", "param", "code"}}`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 

@@ -5,8 +5,6 @@ MessagePack. Whoever misses numbers sends the first of them to the replay socket
 as far as they are kept, then one of number -1.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from array import array
@@ -19,7 +17,7 @@ import msgspec
 import zmq
 
 from kvlab.errors import ConfigError
-from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed, Stored
+from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Removed
 from kvlab.kv.tiers.base import Key
 
 _MEDIUM = "GPU"  # what vLLM calls the pool that its steps read
@@ -168,10 +166,6 @@ def _event(event: ContentEvent, block_size: int) -> BlockStored | BlockRemoved |
         return AllBlocksCleared()
     if isinstance(event, Removed):
         return BlockRemoved(_hashes(event.keys), _MEDIUM, group_idx=event.group)
-    return _stored(event, block_size)
-
-
-def _stored(event: Stored, block_size: int) -> BlockStored:
     salted = [None] * (len(event.keys) - 1)
     return BlockStored(
         _hashes(event.keys),

@@ -1,7 +1,5 @@
 """A server's life: it listens before it loads, drains at the first signal, ends at the second."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

@@ -1,7 +1,5 @@
 """What is checked of a call before it is read: its key, its size, its pace."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 
@@ -52,7 +50,10 @@ class Limits:
             headers = dict(scope["headers"])
             self._check_host(headers)
             self._check_key(scope, headers)
-            _check_coding(headers)
+            # A compressed body may be of any size once it is unpacked.
+            coding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+            if coding not in ("", "identity"):
+                raise ApiError(415, f"Content-Encoding: {shown(coding)} is not read; send the body as it is")
             body = await self._body(headers, receive)
             if body is None:  # the client left
                 return
@@ -112,10 +113,3 @@ class Limits:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than server.max_body={self._max_body}")
-
-
-def _check_coding(headers: dict[bytes, bytes]) -> None:
-    """A compressed body may be of any size once it is unpacked. Raises ApiError."""
-    coding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-    if coding not in ("", "identity"):
-        raise ApiError(415, f"Content-Encoding: {shown(coding)} is not read; send the body as it is")

@@ -1,7 +1,5 @@
 """What the live page shows: the pool block by block, the requests, and the last minute."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

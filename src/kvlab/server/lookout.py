@@ -1,7 +1,5 @@
 """Knows the proxy's upstreams: which are up, what they serve, and what a router may see of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence

@@ -1,7 +1,5 @@
 """Routes for those who run servers and put gateways in front of them, as vLLM's servers have them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pages that a server has, and the headers that keep each to itself: it asks this server alone."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """From a client's body to the engine's requests."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a recorder and a proxy share: calls are passed on as they came, and answers as the server sent them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Large bodies: what takes long with them is done beside the event loop, and without holding up other threads."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ What is on the way to a client is neither held back nor read. When the answer ha
 parts came goes to a process beside (server/tracing.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import marshal

@@ -1,7 +1,5 @@
 """OpenAI's /v1/responses: text in, text out, whole or as named events. Nothing is stored between calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvlab.server.answers import ChatAnswer, Json, server_sent

@@ -4,8 +4,6 @@ An answer goes to the client as it comes. Until its first byte has come the requ
 never again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

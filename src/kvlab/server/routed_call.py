@@ -1,7 +1,5 @@
 """A client's call, as routers see it."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections.abc import Mapping, Sequence

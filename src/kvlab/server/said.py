@@ -1,7 +1,5 @@
 """What a server of OpenAI's protocol said to a request, as a recorder saw it go by."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Sending answers: whole ones and server-sent events, to clients that may leave or read slowly."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The forms in which models write tool calls, read as the text comes: what of it is content, and what is a call."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ prints how far it is after each. So hashing takes no time from the traffic, and 
 writes what has ended.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import marshal
@@ -71,7 +69,12 @@ class TraceFile:
         """Add a line. Raises OSError."""
         try:
             if self._file is None:
-                self._file = self._opened()
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.touch(self._mode)
+                file = self._path.open("a", encoding="utf-8")
+                # Behind a failure there may be half a line.
+                file.write("\n" if self._path.stat().st_size else self._head + "\n")
+                self._file = file
             self._file.write(request.line() + "\n")
             self._file.flush()
         except OSError:
@@ -80,14 +83,6 @@ class TraceFile:
                     self._file.close()
             self._file = None
             raise
-
-    def _opened(self) -> IO[str]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(self._mode)
-        file = self._path.open("a", encoding="utf-8")
-        # Behind a failure there may be half a line.
-        file.write("\n" if self._path.stat().st_size else self._head + "\n")
-        return file
 
 
 class Tracer:

@@ -1,7 +1,5 @@
 """A server behind the proxy: what is known of it, and what it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

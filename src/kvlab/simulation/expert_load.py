@@ -6,8 +6,6 @@ there are experts it deals by a law of their own, most of them to an expert that
 is as popular with few tokens as with many, and each token draws its own: fewer experts are met, and read.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -5,8 +5,6 @@ that load experts unevenly, by a power law, on devices that divide experts by nu
 attention was measured as a whole with its projections (vLLM), or with projections and absorption apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple

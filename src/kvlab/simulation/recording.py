@@ -1,7 +1,5 @@
 """A recorded run, to be played back: its steps, and every token with the time at which it was there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

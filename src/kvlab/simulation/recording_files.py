@@ -1,7 +1,5 @@
 """Reads the files of a recorded run, to be played back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

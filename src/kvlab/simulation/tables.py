@@ -4,8 +4,6 @@ It carries times of GEMMs, attention and collectives on devices, for versions of
 interpolates between them. Nothing of it is imported before tables are opened, and it uses no network.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

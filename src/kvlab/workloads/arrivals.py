@@ -1,7 +1,5 @@
 """When requests arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate, count, repeat
 

@@ -1,7 +1,5 @@
 """A workload in a few figures: enough to compare two, and to make the same requests again."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Sequence

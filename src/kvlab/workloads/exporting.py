@@ -1,7 +1,5 @@
 """Traces in the formats of others: lengths and times, and in JSON lines what prompts have in common."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Lengths in tokens, drawn as a setting says."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kvlab.config import LengthConfig

@@ -1,7 +1,5 @@
 """The lines of a file of requests: numbered, decoded, and as JSON objects."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """What the prompts of a workload have in common: the tree of their blocks, as an endless cache would see it."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What a trace keeps of a prompt: its length, and keyed hashes of its blocks (docs/reference/trace.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prompts of random tokens, and what the requests of a workload have in common."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kvlab.config import WorkloadConfig

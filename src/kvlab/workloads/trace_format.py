@@ -6,8 +6,6 @@ alike, and nobody without the secret can find out with which text. Text itself i
 to keep it, and then the header says so.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence

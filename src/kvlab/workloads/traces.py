@@ -4,8 +4,6 @@ A reader of a format yields rows; `trace_requests` makes requests of them. Whate
 line and column, with what was expected there.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Textbook attention: concatenate a sequence's blocks, then softmax(Q K^T) V. The reference for the others."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS

@@ -1,7 +1,5 @@
 """Attention over blocks in one pass, with a running maximum."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS

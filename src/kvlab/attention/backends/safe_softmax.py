@@ -1,7 +1,5 @@
 """Attention over blocks in two passes: the maximum and the sum first, then the weighted values."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.attention.backends import ATTENTION_BACKENDS

@@ -1,7 +1,5 @@
 """PyTorch's scaled_dot_product_attention over each sequence's gathered K and V."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 

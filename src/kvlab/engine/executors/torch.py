@@ -1,7 +1,5 @@
 """The model itself, computed by PyTorch and kvlab's kernels on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,10 +1,7 @@
 """Which sequences run in a step."""
 
-from __future__ import annotations
-
 from kvlab.config import SchedulerConfig
-from kvlab.engine.scheduler.base import POLICIES, Scheduler
-from kvlab.engine.scheduler.static import StaticScheduler
+from kvlab.engine.scheduler.base import POLICIES, Scheduler, StaticScheduler
 
 __all__ = ["POLICIES", "Scheduler", "StaticScheduler", "build_scheduler"]
 

@@ -1,7 +1,5 @@
 """Which sequence gives up its memory when memory runs out (recomputation as in vLLM, SOSP 2023, section 4.5)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from kvlab.core import Sequence

@@ -1,7 +1,5 @@
 """The queue of waiting sequences."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Routers by name: one file each."""
 
-from __future__ import annotations
-
 from kvlab.fleet.base import Router
 from kvlab.registry import Registry
 

@@ -1,7 +1,5 @@
 """cache_aware: SGLang's router, by what it sent before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

@@ -1,7 +1,5 @@
 """dynamo: NVIDIA Dynamo's cost of blocks to compute and blocks to read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """estimated: llm-d's scores, with prefixes by what was sent before."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

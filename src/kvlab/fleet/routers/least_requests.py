@@ -1,7 +1,5 @@
 """least_requests: the replica with the fewest requests in flight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

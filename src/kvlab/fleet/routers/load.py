@@ -1,7 +1,5 @@
 """load: llm-d's scores of memory and queues alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

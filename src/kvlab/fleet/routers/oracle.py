@@ -1,7 +1,5 @@
 """oracle: knows how long outputs will be and what each replica holds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

@@ -1,7 +1,5 @@
 """power_of_two: of two replicas that are drawn, the one with fewer requests in flight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

@@ -1,7 +1,5 @@
 """precise: llm-d's scores, with prefixes by KV events."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

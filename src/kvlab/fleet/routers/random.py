@@ -1,7 +1,5 @@
 """random: any replica."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

@@ -1,7 +1,5 @@
 """round_robin: the replicas in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.config.fleet import FleetConfig

@@ -1,7 +1,5 @@
 """sessions: consistent hashing of conversations, with bounded load."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """sticky: where the prefix is, until that replica is saturated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

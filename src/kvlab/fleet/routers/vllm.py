@@ -1,7 +1,5 @@
 """vllm: the score of vLLM's own balancer of data-parallel engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router

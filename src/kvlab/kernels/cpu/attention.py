@@ -1,13 +1,9 @@
 """Attention over pages on the CPU, native."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.kernels.cpu.interface import address, kv_format
 from kvlab.kernels.cpu.native import load, load_formats
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 def paged_attention(

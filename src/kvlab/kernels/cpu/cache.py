@@ -10,8 +10,6 @@ for its keys, for the folder and each folder above it:
 The checks follow symbolic links first. What they allow stays so: only those who are trusted could change it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import grp
 import hashlib

@@ -4,8 +4,6 @@
 laid them out; `bind` compares that with what is declared here, and takes the functions' types from it.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """The layers of a decoder in one call: between its kernels no Python runs."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from itertools import pairwise

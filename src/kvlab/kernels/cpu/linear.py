@@ -1,7 +1,5 @@
 """Matrix products in bfloat16 or float32 on the CPU, native."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

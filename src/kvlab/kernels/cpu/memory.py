@@ -1,7 +1,5 @@
 """Memory in large pages: fewer address translations for what is read from end to end; and how it is read."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

@@ -1,7 +1,5 @@
 """The library of native kernels: compiled once for this machine, loaded from a cache afterwards."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -8,8 +8,6 @@ On x86, pairs and float32 give the same bits. Tiles round differently, and so do
 number of rows or none, so that a row's result depends on no other row in its batch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

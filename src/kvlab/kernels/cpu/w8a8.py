@@ -3,8 +3,6 @@
 The native product (`linear_in_int8.hpp`) gives the same to the last bit. This is to be read and compared with.
 """
 
-from __future__ import annotations
-
 import torch
 
 _SMALLEST = 1e-30  # smaller magnitudes count as 0

@@ -2,8 +2,6 @@
 sequence as Flash-Decoding (Dao et al., 2023) does.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """A tile of a sequence's K and V, read from its blocks."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

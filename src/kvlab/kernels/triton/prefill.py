@@ -1,7 +1,5 @@
 """Causal attention of a ragged batch over blocks: FlashAttention-2 (Dao, 2023) with a block table."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """RMSNorm (Zhang and Sennrich, 2019), with the residual addition before it in the same pass."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

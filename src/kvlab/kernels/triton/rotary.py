@@ -1,7 +1,5 @@
 """Rotary position embedding (Su et al., 2021), in place."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

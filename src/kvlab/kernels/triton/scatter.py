@@ -1,7 +1,5 @@
 """Writing a step's K and V into the blocks."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

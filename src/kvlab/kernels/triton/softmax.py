@@ -1,7 +1,5 @@
 """The online softmax over tiles of keys (Milakov and Gimelshein, 2018), in powers of two."""
 
-from __future__ import annotations
-
 import math
 
 import triton

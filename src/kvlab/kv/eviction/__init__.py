@@ -1,7 +1,5 @@
 """Which unreferenced block loses its content first: eviction policies by name, one file each."""
 
-from __future__ import annotations
-
 from kvlab.kv.eviction.base import EVICTION_POLICIES, EvictionPolicy, RankedEviction
 from kvlab.kv.eviction.lru import LruEviction
 

@@ -1,7 +1,5 @@
 """What an eviction policy is, and the base of those that order blocks by a rank."""
 
-from __future__ import annotations
-
 import heapq
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -1,7 +1,5 @@
 """Weighted by what computing a block again would cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction, folded

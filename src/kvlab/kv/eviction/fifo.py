@@ -1,7 +1,5 @@
 """First in, first out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction

@@ -1,7 +1,5 @@
 """Least frequently used."""
 
-from __future__ import annotations
-
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction
 
 

@@ -1,7 +1,5 @@
 """S3-FIFO (Yang et al., SOSP 2023)."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """SIEVE (Zhang et al., NSDI 2024)."""
 
-from __future__ import annotations
-
 from kvlab.kv.eviction.base import EVICTION_POLICIES, RankedEviction
 
 

@@ -4,8 +4,6 @@ A page is what a pool's block holds, K and V of all its layers in one piece of m
 the content whatever process computed it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Blocks in files of a directory, which outlive the process."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io
@@ -236,7 +234,6 @@ def _fill(file: io.FileIO, data: memoryview) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in words."""
     if isinstance(error, OSError) and error.strerror:
         return printable(f"{error.strerror} ({error.filename})" if error.filename else error.strerror)
     return printable(str(error))

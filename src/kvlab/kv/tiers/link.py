@@ -1,7 +1,5 @@
 """A link that blocks are copied over, as it is simulated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.kv.tiers.base import Link

@@ -1,7 +1,5 @@
 """Content on its way from a tier: loads, and the slots that wait for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Between the pool and its tiers: what is evicted goes down, what a prompt hits comes up while others run."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor

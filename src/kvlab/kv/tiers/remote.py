@@ -1,7 +1,5 @@
 """What other pools hold for this one: a tier that stores nothing, from which a prompt's blocks are pulled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Sequences that gave up their blocks and want them back: in the tiers meanwhile."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

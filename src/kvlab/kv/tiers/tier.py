@@ -1,7 +1,5 @@
 """A tier's ledger: which contents it holds, in which places, and which of them go first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From traffic and today's settings to advice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The changes that may help: of each kind a few values beside today's."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the traffic is, and how far today's settings are from what cannot be beaten."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

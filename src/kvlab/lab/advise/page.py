@@ -1,7 +1,5 @@
 """Advice as a page: one file that needs nothing beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple

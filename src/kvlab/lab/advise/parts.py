@@ -1,7 +1,5 @@
 """The groups of unequal replicas that today's fleet has, and how their counts and settings are changed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple

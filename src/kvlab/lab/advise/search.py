@@ -1,7 +1,5 @@
 """The search for a plan: single changes, changes on top of the best, combinations, then what can be left out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The traffic in two parts: one that advice is chosen on, and one that it is reported on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What is asked of advice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvlab.config.values import MOST, at_least

@@ -1,7 +1,5 @@
 """The simulations of advice: each once, kept in a file from which the same command goes on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

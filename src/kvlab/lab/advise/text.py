@@ -1,7 +1,5 @@
 """Advice on the terminal, and its tables, which the page has too."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 
 from rich.table import Table

@@ -1,7 +1,5 @@
 """Advice in the tracking store: a run with all files, and one for each change that was better, below it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvlab.config import TrackingConfig

@@ -5,8 +5,6 @@ where the whole interval lies beyond the limit, a noisy machine, or a single run
 Where the interval leaves the answer open, the sentence says so, and that more repeats would settle it.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from statistics import median

@@ -1,7 +1,5 @@
 """Which runs are repeats of each other, and in which settings the groups differ."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

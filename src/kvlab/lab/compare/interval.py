@@ -14,8 +14,6 @@ OOPSLA 2007; Kalibera, Jones, "Rigorous benchmarking in reasonable time", ISMM 2
 logarithms after Fleming, Wallace, "How not to lie with statistics", CACM 29(3), 1986.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

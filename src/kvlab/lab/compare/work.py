@@ -1,7 +1,5 @@
 """Whether groups did the same work, without which times say nothing about their cause, and made the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What would have helped: a run that is simulated once more, with one thing changed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A run that computed its steps, simulated with times that are fitted to those very steps."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A request's life on a fleet: what the replicas that it was sent to say of it, one behind the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 

@@ -1,7 +1,5 @@
 """Follows sequences through an engine, and makes of each a life."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import numpy as np

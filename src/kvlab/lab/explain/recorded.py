@@ -2,8 +2,6 @@
 have, and what the simulation does not explain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

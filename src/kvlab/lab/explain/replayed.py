@@ -1,7 +1,5 @@
 """A recorded run once more, step by step, with what made each request wait."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

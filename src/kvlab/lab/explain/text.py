@@ -1,7 +1,5 @@
 """An explanation for people, and as JSON: where time and prompt tokens went, and what would have helped."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any

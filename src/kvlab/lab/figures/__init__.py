@@ -3,8 +3,6 @@
 Both libraries are imported with this package, so import it late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

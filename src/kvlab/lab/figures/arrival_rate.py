@@ -1,7 +1,5 @@
 """Attainment, goodput and tail latencies over the arrival rate, a line for each configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle, pairwise
 from statistics import median

@@ -1,7 +1,5 @@
 """Which sequence held which block when: a run's block events as intervals of steps, and as a grid of cells."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

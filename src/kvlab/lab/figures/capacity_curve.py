@@ -1,7 +1,5 @@
 """How many sequences fit, over their mean length: what the planner computes, and what runs measured."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle

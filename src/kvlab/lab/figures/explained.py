@@ -1,7 +1,5 @@
 """What `kvlab explain` draws: what became of prompts' tokens over time, and what requests' time went into."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several replicas over time: blocks in use and waiting requests as maps of a row for each, and what each found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

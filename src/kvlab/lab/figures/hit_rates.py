@@ -1,7 +1,5 @@
 """What eviction policies find again over the size of the pool, and how far apart uses of a block are."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from typing import Any
 

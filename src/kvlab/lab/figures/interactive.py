@@ -1,7 +1,5 @@
 """Figures of a run with Plotly, which name what the pointer is on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any

@@ -1,7 +1,5 @@
 """Latencies as cumulative distributions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 that keeps no steps, what it said of itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A metric over the settings that were varied: a heat map for two numbers, a line for one, else bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Latency against throughput: which points no other beats in both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

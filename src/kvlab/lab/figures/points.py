@@ -1,7 +1,5 @@
 """Recorded runs as points: the settings in which they differ, and a metric over one or two of these."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A map of the pool: each block over time, in the colour of the sequence that holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,15 +57,11 @@ def run_grids(
     """A run's pool as grids of these sizes."""
     last = steps[-1]
     blocks = last.pool.blocks_total if last.pool else 1
-    shown = _shown(events, blocks)
+    # Where few of a pool's blocks were ever used, those up to the last of them are drawn.
+    used = int(events.block.max()) + 1 if len(events.block) else blocks
+    shown = used if used < _FEW * blocks else blocks
     grids = pool_grids(events, shown, steps.column("start_s"), last.end_s, sizes, tenants)
     return [grid._replace(pool_blocks=blocks) for grid in grids]
-
-
-def _shown(events: BlockEvents, blocks: int) -> int:
-    """How many of a pool's blocks are drawn: where few were ever used, those up to the last of them."""
-    used = int(events.block.max()) + 1 if len(events.block) else blocks
-    return used if used < _FEW * blocks else blocks
 
 
 def record_grids(record: RunRecord) -> RunGrids | None:

@@ -1,7 +1,5 @@
 """Where prefixes are: what routers find of a fleet's ceiling, and which replicas have the hottest prefixes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 from typing import Any

@@ -1,7 +1,5 @@
 """Service levels over time: the share of requests within the limits, and each request's latencies beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple

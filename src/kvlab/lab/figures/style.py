@@ -3,8 +3,6 @@
 The colours are those of Okabe and Ito (2008), chosen for colour-blind readers, and viridis for amounts.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A row for each request: when it was queued, in prefill, decoding, preempted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A workload before it runs: lengths, arrivals, and what its prompts have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hit rates over pool sizes: every policy, the optimum, the ceiling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

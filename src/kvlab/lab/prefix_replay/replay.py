@@ -1,7 +1,5 @@
 """Traffic through a pool without tensors, without an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from struct import unpack
 from typing import NamedTuple

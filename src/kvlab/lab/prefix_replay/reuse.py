@@ -1,7 +1,5 @@
 """Reuse distances: how many other blocks come between two uses of one (Mattson et al., 1970)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

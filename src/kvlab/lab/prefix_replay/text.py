@@ -1,7 +1,5 @@
 """A replay's hit rates as a table."""
 
-from __future__ import annotations
-
 from kvlab.lab.prefix_replay.curves import ReplayCurves
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal, marked

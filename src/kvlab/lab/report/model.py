@@ -1,7 +1,5 @@
 """A report as plain values, which its three forms (terminal, Markdown, HTML) write."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

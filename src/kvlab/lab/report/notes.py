@@ -1,7 +1,5 @@
 """What a reader has to know to trust a report: how it was computed, and what speaks against it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from kvlab.lab.compare.groups import Group, pairs_of

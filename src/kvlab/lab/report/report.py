@@ -1,7 +1,5 @@
 """From groups of runs to a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

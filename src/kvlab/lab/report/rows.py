@@ -1,7 +1,5 @@
 """Which metrics a report has rows for, and the text of their cells."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The runs that a report is about: from directories, ids, sweeps and filters to records."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re
@@ -130,23 +128,21 @@ def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
             fetch()
             record = read_run(directory)
     except KvlabError:
-        record = _from_params(run, directory)
+        record = RunRecord(
+            name=run.name,
+            run_id=run.run_id,
+            status=run.tags.get("kvlab.status", run.state.lower()),
+            error=run.tags.get("kvlab.error"),
+            config={key: _value(text) for key, text in run.params.items()},
+            choices={
+                key.removeprefix("choice."): text for key, text in run.tags.items() if key.startswith("choice.")
+            },
+            metrics=run.metrics,
+            tags=run.tags,
+            directory=directory,
+            facts={"workload_digest": run.tags["workload.digest"]} if "workload.digest" in run.tags else {},
+        )
     return dataclasses.replace(record, run_id=run.run_id, tags=run.tags, fetch=fetch)
-
-
-def _from_params(run: TrackedRun, directory: Path) -> RunRecord:
-    return RunRecord(
-        name=run.name,
-        run_id=run.run_id,
-        status=run.tags.get("kvlab.status", run.state.lower()),
-        error=run.tags.get("kvlab.error"),
-        config={key: _value(text) for key, text in run.params.items()},
-        choices={key.removeprefix("choice."): text for key, text in run.tags.items() if key.startswith("choice.")},
-        metrics=run.metrics,
-        tags=run.tags,
-        directory=directory,
-        facts={"workload_digest": run.tags["workload.digest"]} if "workload.digest" in run.tags else {},
-    )
 
 
 def _value(text: str) -> object:

@@ -1,7 +1,5 @@
 """A report on the terminal."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from rich.table import Table

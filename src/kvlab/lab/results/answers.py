@@ -1,7 +1,5 @@
 """The words of a run: its answers as text, and a sample of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Writing a run's files: summary, requests, steps, settings, and blocks where its engine kept a journal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

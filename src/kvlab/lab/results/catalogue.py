@@ -5,8 +5,6 @@ add an entry here and the line that computes it, most often in `lab.metrics`. Th
 a metric to Prometheus would be one more field of `Metric`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The figures of several replicas: what each did, and all together at one moment."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """A run as a benchmark report of llm-d (schema v0.2, llm-d/llm-d-benchmark), as those of other tools are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Whether an engine kept up with the requests that arrived over time, or fell behind."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a metric is: its name, label, unit, formula, direction, digits and section."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

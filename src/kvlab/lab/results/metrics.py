@@ -1,7 +1,5 @@
 """The metrics of a run, all computed from its records of requests and steps. Formulas: docs/metrics.md."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -219,7 +217,6 @@ def _tenants(records: Sequence[RequestRecord]) -> dict[str, float]:
 
 
 def _mean(values: NDArray[Any], seconds: NDArray[np.float64]) -> float:
-    """The mean, weighted by time."""
     return float(np.average(values, weights=seconds)) if seconds.sum() > 0 else float(np.mean(values))
 
 

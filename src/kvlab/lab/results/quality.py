@@ -1,7 +1,5 @@
 """What fewer bits cost in quality: logits of a model beside those of the same model with more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A run read back from what it left on disk: the input of reports and figures."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What records of requests show: latencies of all, and the phases of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -13,8 +13,6 @@ V that sequences share are counted for each of them. A model that fits in the pr
 roofline, since they are faster than memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

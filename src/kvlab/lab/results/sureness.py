@@ -1,7 +1,5 @@
 """How far predicted figures have been off, of runs that are simulated with measured operations."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a run prints on the terminal: its configuration, its figures, and runs side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

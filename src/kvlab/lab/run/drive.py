@@ -1,7 +1,5 @@
 """Feeds a workload to an engine on the engine's clock, and collects the records."""
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections import deque

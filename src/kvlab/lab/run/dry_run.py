@@ -1,7 +1,5 @@
 """A run's workload, shown and drawn without serving it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

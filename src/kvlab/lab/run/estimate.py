@@ -1,7 +1,5 @@
 """How long a run will compute here, before it does: from the rates that were measured for this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from kvlab.config import RunConfig

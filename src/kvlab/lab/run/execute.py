@@ -1,7 +1,5 @@
 """One run from configuration to result: plan, serve, measure, record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace

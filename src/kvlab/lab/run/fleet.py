@@ -1,7 +1,5 @@
 """The fleet of a plan's replicas: which of them pull K and V from others, over which links, and its engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

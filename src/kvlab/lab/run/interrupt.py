@@ -1,7 +1,5 @@
 """Stopping a run early: the step in progress is finished, what was measured is kept."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

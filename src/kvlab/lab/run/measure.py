@@ -1,7 +1,5 @@
 """The figures of a run that was served."""
 
-from __future__ import annotations
-
 from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import run_metrics, speculation_metrics

@@ -1,7 +1,5 @@
 """From a configuration to a run, whichever engine serves it; and to one of an engine that is not kvlab's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a step's time goes: with `debug=profile` each call of operations, attention and sampler is timed."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

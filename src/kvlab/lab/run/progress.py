@@ -1,7 +1,5 @@
 """The bar of a run in progress: requests, tokens per second, memory in use, time left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Why tokens of prompts were computed, and not found in the prefix cache."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

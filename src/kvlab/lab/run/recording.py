@@ -23,9 +23,8 @@ from kvlab.lab.machine import peak_memory
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.catalogue import SERIES, SHARES
 from kvlab.lab.results.columns import step_table
-from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.provenance import provenance, uncommitted
+from kvlab.lab.results.provenance import config_digest, provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run
 from kvlab.lab.results.roofline import run_costs
 from kvlab.lab.results.sureness import ACCURACY, Predicted

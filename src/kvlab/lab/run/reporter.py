@@ -1,7 +1,5 @@
 """What a run says on the terminal, from its settings to its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """The requests of a run's configuration, and how long their sequences grow."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from kvlab.config import RunConfig

@@ -1,7 +1,5 @@
 """Serves the requests of a run: builds its engine, drives it to the end, and closes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

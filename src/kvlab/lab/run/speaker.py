@@ -1,7 +1,5 @@
 """One answer at a time, in words as they come: what `kvlab generate` and `kvlab chat` are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

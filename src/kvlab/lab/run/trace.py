@@ -4,8 +4,6 @@ The format is the Trace Event Format: "X" is a slice on a thread, "b" and "e" be
 its own (those of one `id` nest), "C" is a counter, "M" names a process or a thread.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -4,8 +4,6 @@ MLflow tries to open an unreachable store ten times, for a minute and a half, an
 store at once break each other's migration.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

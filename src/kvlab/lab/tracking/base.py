@@ -1,7 +1,5 @@
 """What can be recorded of a run: the contract, and the tracker that records nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path

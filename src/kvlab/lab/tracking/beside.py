@@ -2,8 +2,6 @@
 cannot import at once. The process starts before the run is planned and ends with the one that started it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@ MLflow makes its tables in hundreds of steps that take effect one by one. Killed
 complete what is there. So it works on a file beside the store's, which is renamed at the end.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from pathlib import Path

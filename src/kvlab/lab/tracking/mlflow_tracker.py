@@ -1,7 +1,5 @@
 """A run in an MLflow store: opening it, and what is recorded in it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

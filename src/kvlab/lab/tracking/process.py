@@ -1,7 +1,5 @@
 """Which process makes a run, and whether it still does."""
 
-from __future__ import annotations
-
 import os
 import platform
 

@@ -1,7 +1,5 @@
 """Finding runs that a store has, and continuing one."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass

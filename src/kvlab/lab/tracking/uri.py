@@ -1,7 +1,5 @@
 """The address of the tracking store: from the settings, the environment, or the working directory."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

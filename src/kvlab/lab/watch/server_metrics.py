@@ -1,7 +1,5 @@
 """Reads a server's metrics."""
 
-from __future__ import annotations
-
 import urllib.request
 from dataclasses import dataclass
 from urllib.error import HTTPError

@@ -1,7 +1,5 @@
 """What was watched, in sentences."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from kvlab.lab.terminal import Terminal

@@ -1,7 +1,5 @@
 """What a server's prefix cache has, as its KV events tell it; and what its recorded requests found there."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

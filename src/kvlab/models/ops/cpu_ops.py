@@ -1,7 +1,5 @@
 """The decoder's arithmetic in native kernels on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -11,9 +9,9 @@ from kvlab.attention.base import AttentionBackend
 from kvlab.config.executor import W8A8
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu import elementwise
+from kvlab.kernels.cpu.elementwise import topk
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.native import instruction_set, int8_path, load, paths
-from kvlab.kernels.cpu.topk import topk
 from kvlab.kv.spec import PageLayout
 from kvlab.kv.view import CacheView
 from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, TopK

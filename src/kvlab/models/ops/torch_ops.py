@@ -1,7 +1,5 @@
 """The decoder's arithmetic in PyTorch: readable, runs anywhere, and what the kernels are tested against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The decoder's arithmetic on a GPU: Triton where a fused kernel saves launches, PyTorch for the rest."""
 
-from __future__ import annotations
-
 import torch
 
 from kvlab.kernels.triton.rms_norm import rms_norm

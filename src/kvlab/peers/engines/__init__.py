@@ -1,7 +1,5 @@
 """What can serve a run's requests, by name. One file per engine."""
 
-from __future__ import annotations
-
 from kvlab.peers.engines.base import EngineKind
 from kvlab.registry import Registry
 

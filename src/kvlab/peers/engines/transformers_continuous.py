@@ -1,7 +1,5 @@
 """transformers' continuous batching over pages."""
 
-from __future__ import annotations
-
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.install import TRANSFORMERS
 from kvlab.peers.process import ProcessKind

@@ -1,7 +1,5 @@
 """vLLM, in a process of its own."""
 
-from __future__ import annotations
-
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Recipe
 from kvlab.peers.process import ProcessKind

@@ -9,8 +9,6 @@ all processes of a machine share on Linux. The end of the input ends the process
 whatever they do.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import io

@@ -4,8 +4,6 @@ Every step is one `llama_decode`: the next token of each sequence that generates
 `n_batch` tokens. What llama-server adds, HTTP and its samplers, is left out: the largest logit is taken.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 Run by host.py; needs transformers and torch alone.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

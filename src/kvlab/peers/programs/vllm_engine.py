@@ -1,7 +1,5 @@
 """vLLM as an engine, in this process: no other one is between its steps and the clock. Run by host.py."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """How long a step takes on a simulated device, by name. One file per timing."""
 
-from __future__ import annotations
-
 from kvlab.registry import Registry
 from kvlab.simulation.timings.base import Deployment, StepTiming, Timing
 

@@ -1,7 +1,5 @@
 """The best timing that there is: operations that were measured, where they are known; else the roofline."""
 
-from __future__ import annotations
-
 from kvlab.errors import ConfigError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Deployment, Timing

@@ -1,7 +1,5 @@
 """Traffic of others as kvlab's traces: one file per format, which is recognised by how a file begins."""
 
-from __future__ import annotations
-
 from kvlab.registry import Registry
 from kvlab.workloads.importers.base import Importer
 

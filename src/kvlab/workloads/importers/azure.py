@@ -1,7 +1,5 @@
 """Microsoft Azure's traces of LLM inference."""
 
-from __future__ import annotations
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
 from kvlab.workloads.sources.azure import azure_rows

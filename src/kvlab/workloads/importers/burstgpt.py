@@ -1,7 +1,5 @@
 """BurstGPT's traces."""
 
-from __future__ import annotations
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
 from kvlab.workloads.sources.burstgpt import burstgpt_rows

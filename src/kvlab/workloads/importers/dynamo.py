@@ -1,7 +1,5 @@
 """Dynamo's request trace (schema dynamo.request.trace.v1), whose hashes are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

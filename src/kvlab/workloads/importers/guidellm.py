@@ -1,7 +1,5 @@
 """Reports of GuideLLM, which have what the server did too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

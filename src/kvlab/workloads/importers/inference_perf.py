@@ -1,7 +1,5 @@
 """Reports of inference-perf, which have what the server did too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Mooncake's traces."""
 
-from __future__ import annotations
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
 from kvlab.workloads.sources.mooncake import mooncake_rows

@@ -1,7 +1,5 @@
 """Requests of OpenAI's API as JSON lines or a JSON list: bodies, or the lines of a batch file with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -33,7 +31,9 @@ class OpenAIImporter(JsonLinesImporter):
         body = row.get("body", row)
         if not isinstance(body, dict) or body.get("messages", body.get("prompt")) is None:
             raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
-        usage = _usage(row)
+        # What the server counted is in a field of its own, or in the response, as LiteLLM logs it.
+        response = row.get("response")
+        usage = row.get("usage") or (response.get("usage") if isinstance(response, dict) else None) or {}
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         session = row.get("session_id") or body.get("user")
         prompts, samples = prompts_of(body) or [""], 1 if body.get("n") is None else body["n"]
@@ -42,7 +42,8 @@ class OpenAIImporter(JsonLinesImporter):
         output, count = usage.get("completion_tokens"), samples * len(prompts)
         if output != 0 and type(usage.get("prompt_tokens")) is int:
             self.counted += samples * usage["prompt_tokens"]
-        arrival_s = self._arrival(place, row)
+        column = arrival_of(tuple(name for name in row if row[name] is not None))
+        arrival_s = None if column is None else seconds_of(place, row[column], column, self.options.unit)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") if len(prompts) == 1 else None
         for index, prompt in enumerate(prompts):
             tokens, hashes = self.options.hasher.prompt(prompt, self.options.encode)
@@ -59,13 +60,3 @@ class OpenAIImporter(JsonLinesImporter):
                     temperature=body.get("temperature"),
                     cached_tokens=None if number else cached,
                 )
-
-    def _arrival(self, place: Place, row: dict[str, Any]) -> float | None:
-        column = arrival_of(tuple(name for name in row if row[name] is not None))
-        return None if column is None else seconds_of(place, row[column], column, self.options.unit)
-
-
-def _usage(row: dict[str, Any]) -> dict[str, Any]:
-    """What the server counted: in a field of its own, or in the response, as LiteLLM logs it."""
-    response = row.get("response")
-    return row.get("usage") or (response.get("usage") if isinstance(response, dict) else None) or {}

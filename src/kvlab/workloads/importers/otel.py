@@ -3,8 +3,6 @@
 Attributes: OpenTelemetry's semantic conventions for generative AI, and the older names that the engines use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

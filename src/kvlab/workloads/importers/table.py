@@ -1,7 +1,5 @@
 """Tables of one's own: CSV with a first line of names, JSON or Parquet; which column is what is found or said."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The timed traces of vLLM, and Alibaba's."""
 
-from __future__ import annotations
-
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import RowImporter
 from kvlab.workloads.sources.timed_trace import timed_rows

@@ -4,8 +4,6 @@ At level DEBUG a request has its prompt's tokens; answers are logged with --enab
 the tokens at level INFO.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Where requests come from, by name: one file per source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

@@ -2,8 +2,6 @@
 (github.com/Azure/AzurePublicDataset; Patel et al., Splitwise, ISCA 2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig

@@ -2,8 +2,6 @@
 (github.com/HPMLL/BurstGPT; Wang et al., KDD 2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig

@@ -1,7 +1,5 @@
 """Conversations in English that come with kvlab, under one system prompt: for a model with a chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

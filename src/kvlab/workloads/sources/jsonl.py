@@ -2,8 +2,6 @@
 `deadline_s`, `salt`, `pin_tokens`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Recorded traffic in kvlab's own trace format, which `kvlab import` makes of others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

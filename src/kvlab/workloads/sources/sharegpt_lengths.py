@@ -2,8 +2,6 @@
 (github.com/microsoft/sarathi-serve; Agrawal et al., OSDI 2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig

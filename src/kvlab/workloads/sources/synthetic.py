@@ -1,7 +1,5 @@
 """Requests drawn from an arrival process, length distributions, and what prompts have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

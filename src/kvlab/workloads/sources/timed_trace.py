@@ -2,8 +2,6 @@
 output_length, hash_ids (docs.vllm.ai, Benchmark CLI). Alibaba's Bailian traces have this form too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvlab.config import WorkloadConfig

@@ -1,7 +1,5 @@
 """Orders of continuous batching by name: one file each."""
 
-from __future__ import annotations
-
 from kvlab.engine.scheduler.orders.base import Order, Stage, StepState
 from kvlab.registry import Registry
 

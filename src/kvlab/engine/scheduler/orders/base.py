@@ -1,7 +1,5 @@
 """The contract of an order of continuous batching: which sequences go first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple

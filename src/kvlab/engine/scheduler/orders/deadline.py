@@ -1,7 +1,5 @@
 """Earliest deadline first (Liu and Layland, 1973)."""
 
-from __future__ import annotations
-
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.orders import ORDERS, Order
 

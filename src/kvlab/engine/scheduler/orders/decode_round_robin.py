@@ -1,7 +1,5 @@
 """A bounded decode batch, in turn: each step costs about the same however many sequences run."""
 
-from __future__ import annotations
-
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.orders import ORDERS, Order

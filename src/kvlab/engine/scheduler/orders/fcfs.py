@@ -2,8 +2,6 @@
 OSDI 2024).
 """
 
-from __future__ import annotations
-
 from kvlab.engine.scheduler.orders import ORDERS, Order
 
 

@@ -1,7 +1,5 @@
 """Those first that find most of their prompt in the prefix cache (SGLang's cache-aware scheduling, 2024)."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 from kvlab.core import Sequence

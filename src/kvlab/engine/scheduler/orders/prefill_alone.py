@@ -1,7 +1,5 @@
 """Prompts alone, then answers: the scheduler of SGLang (`get_next_batch_to_run`)."""
 
-from __future__ import annotations
-
 from kvlab.engine.scheduler.orders import ORDERS
 from kvlab.engine.scheduler.orders.prefill_first import PrefillFirst
 

@@ -2,8 +2,6 @@
 2023).
 """
 
-from __future__ import annotations
-
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage
 
 

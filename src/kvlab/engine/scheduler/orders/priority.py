@@ -1,7 +1,5 @@
 """By the priority that requests come with."""
 
-from __future__ import annotations
-
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.orders import ORDERS, Order
 

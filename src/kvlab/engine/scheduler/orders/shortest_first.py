@@ -1,7 +1,5 @@
 """Short requests before long ones: the lowest mean waiting time, at the price of the long ones'."""
 
-from __future__ import annotations
-
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.orders import ORDERS, Order
 

@@ -1,7 +1,5 @@
 """Earlier runs in the tracking store, and the parent run of a sweep or search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +10,7 @@ from typing import Any
 from kvlab.config import RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.results.artifacts import write_summary
-from kvlab.lab.results.digest import config_digest
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.terminal import warn
 from kvlab.lab.tracking import RunStatus, Store, Tracker, open_store, send_all, start_run
 from kvlab.lab.tracking.process import is_alive, this_process

@@ -1,7 +1,5 @@
 """The results of a sweep's points: the best, medians over repeats, how the sweep ended, the table as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a sweep prints before, while and after it runs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A sweep in progress: opened before its first run, closed after its last, whatever ends it."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -80,21 +78,18 @@ class Sweep:
             lost = close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems or plan.parallel != 1:
-            self._close_open_runs()
+            # Workers that were lost, or ended with the sweep, had no time to close their runs.
+            with suppress(KvlabError):
+                history = open_history(self._tracking)
+                parent = history and history.parent("sweep", self.plan.digest)
+                if history and parent and parent.run_id == self.plan.parent_run_id:
+                    history.close_open_runs(parent)
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
             if plan.parent_run_id:
                 print("the same command with resume=true runs the rest")
             return 130
         return 1 if status is RunStatus.FAILED or lost or unknown else 0
-
-    def _close_open_runs(self) -> None:
-        """Workers that were lost, or ended with the sweep, had no time to close their runs."""
-        with suppress(KvlabError):
-            history = open_history(self._tracking)
-            parent = history and history.parent("sweep", self.plan.digest)
-            if history and parent and parent.run_id == self.plan.parent_run_id:
-                history.close_open_runs(parent)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> NoReturn:
         """Noted as well as raised: an exception that is raised while an object is deleted is lost."""

@@ -1,11 +1,9 @@
 """A search along one setting for where requests cease to be within their limits: what it runs, prints and keeps."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvlab.config import RunConfig
 from kvlab.config.effects import without_effect
@@ -17,15 +15,13 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
 from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
-
-if TYPE_CHECKING:
-    from kvlab.lab.terminal import Terminal
+from kvlab.lab.terminal import Terminal
 
 _COLUMNS = (
     ATTAINMENT,

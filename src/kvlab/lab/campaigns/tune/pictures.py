@@ -1,7 +1,5 @@
 """What a search tried: as a table, as a page to explore, and as one picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

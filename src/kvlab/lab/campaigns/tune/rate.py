@@ -1,7 +1,5 @@
 """The search for the largest arrival rate at which requests are within their limits: which rates it tries."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from dataclasses import dataclass

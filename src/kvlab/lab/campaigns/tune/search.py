@@ -1,10 +1,10 @@
 """A search in progress: what `kvlab tune` composes, runs, prints and keeps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from optuna import Study
+from optuna.trial import FrozenTrial
 
 from kvlab.config import format_bytes, parse_bytes
 from kvlab.errors import ConfigError, OutputError
@@ -25,21 +25,15 @@ from kvlab.lab.campaigns.tune.trials import Compose, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
-from kvlab.lab.results.digest import config_digest
 from kvlab.lab.results.metrics import GOODPUT
+from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.run.progress import clock
 from kvlab.lab.settings import run_command
-from kvlab.lab.terminal import warn
+from kvlab.lab.terminal import Terminal, warn
 from kvlab.planning.settings import resolve_device
 from kvlab.secrets import redact
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.trial import FrozenTrial
-
-    from kvlab.lab.terminal import Terminal
 
 
 class Search:
@@ -74,7 +68,12 @@ class Search:
         """Search, report, draw. Returns the exit code."""
         study = open_study(self.storage, self.runs.name, self.metric, self.trials)
         before = len(counted(study))
-        self._announce(before)
+        ranges = [f"{key} {bounds.low} to {bounds.high}" for key, bounds in self.space.ranges.items()]
+        if self.space.block_sizes:
+            ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
+        earlier = f", {before} done before" if before else ""
+        print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
+        print("over " + "; ".join(ranges), flush=True)
         params = {"tune.optimize": self.metric, "tune.memory": self.memory, "tune.storage": redact(self.storage)}
         self.runs.open_parent(params)
         study = self._search(study, before, time.monotonic())
@@ -114,14 +113,6 @@ class Search:
             known = ", ".join(sorted(ended.metrics))
             raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
         return Measured(ended.metrics[self.metric])
-
-    def _announce(self, before: int) -> None:
-        ranges = [f"{key} {bounds.low} to {bounds.high}" for key, bounds in self.space.ranges.items()]
-        if self.space.block_sizes:
-            ranges.append(f"kv.block_size {', '.join(map(str, self.space.block_sizes))}")
-        earlier = f", {before} done before" if before else ""
-        print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
-        print("over " + "; ".join(ranges), flush=True)
 
     def _report(self, study: Study, trial: FrozenTrial, before: int, passed: float) -> None:
         reason = trial.user_attrs.get("reason") or trial.user_attrs.get("error")

@@ -1,7 +1,5 @@
 """The searches of `kvlab tune find=`: the largest arrival rate, the least number of replicas, the best split."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 from kvlab.config import RunConfig

@@ -1,7 +1,5 @@
 """What is asked of a search."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

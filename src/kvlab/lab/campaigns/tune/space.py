@@ -1,7 +1,5 @@
 """The points that a search may try, and whether one fits: computed from a configuration, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial

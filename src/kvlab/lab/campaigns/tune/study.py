@@ -1,7 +1,5 @@
 """A search: trials that Optuna suggests, kept in a database from which the search goes on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

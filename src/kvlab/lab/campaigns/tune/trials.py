@@ -1,27 +1,21 @@
 """The runs of a search: composed, executed one after another, kept as children of one run in the tracking store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from kvlab.config import RunConfig
 from kvlab.errors import KvlabError, OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
-from kvlab.lab.results.digest import config_digest, digest_of
+from kvlab.lab.results.provenance import config_digest, digest_of
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
-from kvlab.lab.terminal import warn
+from kvlab.lab.terminal import Terminal, warn
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.secrets import redact
-
-if TYPE_CHECKING:
-    from kvlab.lab.terminal import Terminal
 
 Compose = Callable[[Sequence[str]], Composition]  # of words of a command line
 
