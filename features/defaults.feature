@@ -16,7 +16,7 @@ Feature: Right by default
         | vllm_synchronous |                                                     | order=fcfs ... ahead=False ... admission_reserve=0.0 ... reserve_output=-                           |
         | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                |
         | sglang           | scheduler.order=fcfs scheduler.reserve_output=false | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=False                        |
-        | sglang           | scheduler=static                                    | policy=static  order=fcfs ... reserve_output=True                                                   |
+        | sglang           | scheduler=static                                    | policy=static order=fcfs ... reserve_output=True                                                    |
         | trtllm           |                                                     | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                         |
         | kvlab            | scheduler.order=priority                            | order=priority ... ahead=False ... aging_s=60.0 ... admission_reserve=0.2 ... reserve_output=-      |
 

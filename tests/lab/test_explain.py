@@ -201,7 +201,7 @@ def test_what_another_tenant_cached_is_not_found() -> None:
 
 def test_a_change_is_what_a_run_with_its_settings_gives() -> None:
     settings = ["model=llama3_1_8b", "model.max_seq_len=1024", "workload=heavy_tail", "workload.num_requests=30"]
-    _, found = explained(plan_of(*settings, "kv.num_blocks=150", "scheduler.max_batch_size=6"))
+    _, found = explained(plan_of(*settings, "kv.num_blocks=120", "scheduler.max_batch_size=6"))
     (slowest,) = found.slowest(1)
     changes = counterfactuals(found, [slowest])
     assert changes[0].asked_ms == found.records[slowest].e2el_ms
@@ -210,7 +210,7 @@ def test_a_change_is_what_a_run_with_its_settings_gives() -> None:
     for change in named:
         kept = [
             text
-            for text in ("kv.num_blocks=150", "scheduler.max_batch_size=6")
+            for text in ("kv.num_blocks=120", "scheduler.max_batch_size=6")
             if text[:12] != change.settings[:12]
         ]
         records = served(plan_of(*settings, *kept, change.settings)).records
