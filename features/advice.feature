@@ -52,11 +52,11 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=40 workload.rate=12 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
+    When I ask for advice on "workload.num_requests=50 workload.rate=14 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
-    And it says "no difference: fleet.groups.0.scheduler.max_batch"
+    And it says "worse: fleet.groups.0.scheduler.max_batched_tokens=512"
     And no plan takes more than 4 devices
     And it says "not tried: executor.tensor_parallel, hardware: which groups to have"
 
