@@ -15,9 +15,7 @@ MOST_SPECULATED = 1000  # tokens
 class PreemptionConfig:
     """Which sequence is preempted when blocks run out, and what becomes of its blocks."""
 
-    victim: str | None = (
-        None  # which running sequence is preempted; null: priority with that order, else last_admitted
-    )
+    victim: str | None = None  # which running sequence is preempted; null: last_admitted, or priority by that order
     mode: str = "recompute"  # compute its tokens again; swap: copy its blocks to kv.offload; auto: the cheaper
 
     def __post_init__(self) -> None:
