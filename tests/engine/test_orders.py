@@ -274,9 +274,14 @@ class TestTwoPasses:
 def test_a_preempted_sequence_is_the_first_of_its_rank_only() -> None:
     """Under `priority` one that is more urgent goes before it."""
     executor = TableExecutor()
-    limits = {"admission_reserve": 0.0, "max_batch_size": 2, "max_batched_tokens": 64}
     engine = table_engine(
-        table_pool(12), executor, order="priority", preemption=PreemptionConfig("last_admitted"), **limits
+        table_pool(12),
+        executor,
+        order="priority",
+        preemption=PreemptionConfig("last_admitted"),
+        admission_reserve=0.0,
+        max_batch_size=2,
+        max_batched_tokens=64,
     )
     first, second = engine.add_request(asked("a", 20, 12, 1)), engine.add_request(asked("b", 20, 12, 1))
     equal = engine.add_request(asked("equal", 20, 2, 1))
