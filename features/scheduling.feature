@@ -316,9 +316,12 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
       And the requests
         | name | prompt | output | priority |
         | a    | 12     | 60     | 9        |
+      When the server steps once
+      And the requests arrive
+        | name | prompt | output | priority |
         | b    | 48     | 40     | 2        |
         | c    | 12     | 30     | 3        |
-      When the server steps until a sequence is preempted
+      And the server steps until a sequence is preempted
       Then that is "a"
       And it has the tokens that it was given, and no blocks
 

@@ -60,21 +60,25 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     context; else kvlab's, as for static batches, which no server forms.
     """
     defaults, scheduler = _server(_root_), _root_.scheduler
-    is_own = scheduler.policy == "static" if name in ("order", "reserve_output") else False
+    is_own = name in ("order", "reserve_output") and scheduler.policy == "static"
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if defaults is None or is_own:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
-        # As many as the model has positions for; kvlab's default where that cannot be read before the run.
-        known = _root_.model.architecture.get("max_position_embeddings")
-        if known is None and _root_.model.path is not None:
-            with suppress(OSError, ValueError):
-                known = read_object(Path(located(_root_.model.path)) / "config.json").get("max_position_embeddings")
-        return known if isinstance(known, int) else ModelConfig.max_seq_len
+        return _context(_root_.model)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
+
+
+def _context(model: DictConfig) -> int:
+    """The tokens that a model has positions for; kvlab's default where that cannot be read before the run."""
+    known = model.architecture.get("max_position_embeddings")
+    if known is None and model.path is not None:
+        with suppress(OSError, ValueError):
+            known = read_object(Path(located(model.path)) / "config.json").get("max_position_embeddings")
+    return known if isinstance(known, int) else ModelConfig.max_seq_len
 
 
 def _server(run: DictConfig) -> ServerDefaults | None:
