@@ -89,6 +89,25 @@ Feature: The engine is kept busy, and no request is lost, overtaken or starved
         | true  | 40     | 48    | 2       | 2       | no          |
         | false | 24     | 32    | 4       | 0       | some        |
 
+  Rule: A prompt is admitted where all of it fits, or where its first chunk does
+
+    @R9.2
+    Scenario Outline: Two prompts of 60 tokens in chunks of 16, memory for one and a half, where whole prompts have to fit: <whole>
+      Given the model "qwen3"
+      And scheduling with reserve_prompt=<whole>, admission_reserve=0, max_batched_tokens=16
+      And a server with 24 blocks of 4 tokens
+      And 2 requests of 60 prompt tokens and 8 output tokens
+      When the server steps 4 times
+      Then <running> run and <waiting> wait
+      When the server steps until it has no work
+      Then <preempted> sequences were preempted
+      And every answer is what transformers generates, token for token
+
+      Examples:
+        | whole | running | waiting | preempted |
+        | true  | 1       | 1       | no        |
+        | false | 2       | 0       | some      |
+
   Rule: Blocks freed in a step serve an admission in that same step
 
     @R9.3

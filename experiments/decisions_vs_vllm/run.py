@@ -60,6 +60,20 @@ WORKLOADS = {
         "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
         "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
     ],
+    "first chunks, arrivals": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.3",
+        "workload.num_requests=200", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
+    ],
+    "first chunks, no prefix cache": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.3",
+        "workload.num_requests=200", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
+        "kv.prefix_sharing=false",
+    ],
+    "first chunks, shared prefixes": [
+        "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5",
+        "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
+        "kv.num_blocks=400", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
+    ],
     "four priorities, eight at once": [
         "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.max_batch_size=8",
         "workload.num_requests=100", "workload.priorities=4", "scheduler.order=priority",
@@ -131,6 +145,7 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "max_model_len": config.model.max_seq_len,
         "vocab_size": plan.model.vocab_size,
         "prefix_caching": config.kv.prefix_sharing,
+        "reserve_full_isl": config.scheduler.reserve_prompt,
         "policy": config.scheduler.order,
         "windows": [group.window for group in plan.pool.groups] or [None],
         "requests": [

@@ -39,6 +39,7 @@ def build(trace: dict[str, Any]) -> Any:
         is_encoder_decoder=False,
         async_scheduling=False,
         policy=trace["policy"],
+        scheduler_reserve_full_isl=trace["reserve_full_isl"],
     )
     block, blocks = trace["block_size"], trace["num_blocks"] + 1  # vLLM never uses one of them
     cache = CacheConfig(block_size=block, enable_prefix_caching=trace["prefix_caching"])

@@ -142,6 +142,12 @@ def steps_once(server: Server) -> None:
     assert server.step() is not None
 
 
+@when(parsers.parse("the server steps {count:d} times"))
+def steps_times(server: Server, count: int) -> None:
+    for _ in range(count):
+        assert server.step() is not None
+
+
 @when("the server steps until it has no work")
 def until_no_work(server: Server) -> None:
     server.run()

@@ -322,6 +322,15 @@ def test_weights_in_four_bits_are_tried_where_a_device_multiplies_them(hardware:
     assert tried == formats
 
 
+@pytest.mark.parametrize("more", ["framework.version=0.19.0", "scheduler.reserve_output=true", ""])
+def test_whole_prompts_are_tried_where_first_chunks_are_admitted(more: str) -> None:
+    words = ["hardware=h100_sxm", "framework.version=0.18.1", *([more] if more else [])]
+    config = compose_today(AdviseSettings(), words)[0]
+    facts = TrafficFacts(False, False, True, None, 0, False, 64)
+    tried = [change.settings for change in possible_changes(config, facts, 1)]
+    assert ({"scheduler.reserve_prompt": True} in tried) == (not more)
+
+
 def test_a_layout_that_nobody_gave_has_room_for_the_longest_request() -> None:
     settings = AdviseSettings(devices=4)
     asked = ["hardware=h100_sxm", "model=llama3_1_70b", "executor.weights=fp8", "workload=documents"]

@@ -130,6 +130,8 @@ class FuzzMachine(PoolMachine):
                 "salt": self.salt(),
                 "keep_free": self.random.randint(0, 3),
                 "resumed": self.coin(),
+                "first_tokens": self.random.choice([None, self.random.randint(1, 9)]),
+                "all_fit": self.coin(),
             },
             "allocate_slot_of_known_prefix": lambda: {
                 "pick": self.random.randrange(1000),

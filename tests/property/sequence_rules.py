@@ -27,6 +27,7 @@ from tests.support.content_listener import ContentListener
 picks = st.integers(0, 11)  # "the n-th live slot", whichever that is when the rule runs
 salts: st.SearchStrategy[Salt] = st.sampled_from([None, None, None, "tenant"])
 alphabet = st.integers(0, 1)
+UNKNOWN = 1000  # the first of the tokens that a pool is not told
 lengths = st.one_of(st.integers(0, 9), st.integers(0, 20))
 prompts = st.builds(  # few prefixes, so that hits are frequent
     lambda period, length: (period * 20)[:length],
@@ -55,7 +56,7 @@ class SequenceRules(PoolInvariants):
         self.step: Step | None = None
         self.prepared: dict[int, int] = {}  # reserved for the coming step
         self.guesses: dict[int, Guess] = {}  # of slots in the coming step
-        self.unknown = count(1000)  # tokens that occur nowhere else
+        self.unknown = count(UNKNOWN)  # tokens that occur nowhere else
         self.counts: Counter[str] = Counter()
         self.gone: dict[int, int] = {}  # tokens that a slot had stored when it was closed
         self.now = 0.0
@@ -134,9 +135,16 @@ class SequenceRules(PoolInvariants):
 
     # Opening, copying and closing slots
 
-    @rule(tokens=prompts, salt=salts, keep_free=st.integers(0, 3), resumed=st.booleans())
-    def allocate_slot(self, tokens: list[int], salt: Salt, keep_free: int, resumed: bool) -> None:
-        self.open(tokens, salt, keep_free=keep_free, resumed=resumed)
+    @rule(
+        tokens=prompts,
+        salt=salts,
+        keep_free=st.integers(0, 3),
+        resumed=st.booleans(),
+        first_tokens=st.none() | st.integers(1, 9),
+        all_fit=st.booleans(),
+    )
+    def allocate_slot(self, tokens: list[int], salt: Salt, **others: Any) -> None:
+        self.open(tokens, salt, **others)
 
     @rule(length=lengths)
     def allocate_slot_of_unknown_tokens(self, length: int) -> None:
@@ -158,11 +166,14 @@ class SequenceRules(PoolInvariants):
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
+        first_tokens: int | None = None,
+        all_fit: bool = True,
     ) -> int | None:
         """Open a slot; None if that was refused."""
         tokens = list(tokens)  # the pool keeps it
         arguments: dict[str, Any] = {"token_ids": tokens} if told else {"initial_tokens": len(tokens)}
         arguments |= {"salt": salt, "keep_free": keep_free, "resumed": resumed, "swapped": swapped}
+        arguments |= {"first_tokens": first_tokens, "all_fit": all_fit}
         hits = self.hits(tokens, salt) if self.sharing and told else []
         references = self.references()
         revived = sum(not references[block] for block in hits)
@@ -170,16 +181,20 @@ class SequenceRules(PoolInvariants):
         behind = self.tiered(tokens, salt, len(hits)) if self.sharing and told and fits else []
         tail = self.tail_of(swapped, len(hits), behind) if swapped is not None and fits else 0
         coming = [block for key in behind if (block := self.pool.offload.block_of(key)) is not None]
-        fresh = self.blocks_for(len(tokens)) - len(hits) - len(coming)
+        found = min((len(hits) + len(behind)) * self.pool.block_size, max(len(tokens) - 1, 0))
+        first = len(tokens) if first_tokens is None else min(len(tokens), found + first_tokens)
+        blocks = max(self.blocks_for(first), len(hits) + len(behind))
+        fresh, later = blocks - len(hits) - len(coming), self.blocks_for(len(tokens)) - blocks
         if len(tokens) > self.pool.max_seq_len:
             with self.refused(SlotError, match=f"{len(tokens)} tokens"):
                 self.pool.allocate_slot(**arguments)
             return None
         left = max(0, self.free_blocks - keep_free)
-        if fresh + revived > self.free_blocks - keep_free:
+        wanted = fresh + revived + (later if all_fit else 0)
+        if wanted > self.free_blocks - keep_free:
             with self.refused(OutOfBlocksError) as caught:
                 self.pool.allocate_slot(**arguments)
-            assert (caught.value.wanted, caught.value.free) == (fresh + revived, left)
+            assert (caught.value.wanted, caught.value.free) == (wanted, left)
             return None
         filling = {slot: self.pool.tables.blocks(slot) for slot in self.busy()}
         with self.taking(fresh, revived):
@@ -190,7 +205,7 @@ class SequenceRules(PoolInvariants):
         if behind:
             self.loading[slot] = len(hits), behind
             self.tails[slot] = tail
-        content = Content(salt, tokens, told, self.blocks_for(len(tokens)))
+        content = Content(salt, tokens, told, blocks)
         content.stored = len(hits) * self.pool.block_size
         content.length = min(content.stored, max(len(tokens) - 1, 0))
         assert self.pool.cached_tokens(slot) == content.length

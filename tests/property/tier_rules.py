@@ -14,7 +14,7 @@ from kvlab.kv.tiers.base import Key, key_behind
 from kvlab.kv.tiers.offload import Offload
 from tests.property.pool_machine import PoolMachine
 from tests.property.reference import Step
-from tests.property.sequence_rules import alphabet, picks
+from tests.property.sequence_rules import UNKNOWN, alphabet, picks
 from tests.support.tiers import SlowStore
 
 
@@ -127,8 +127,9 @@ class TieredRules(PoolMachine):
         slot = self.slot(pick)
         content, size = self.model[slot], self.pool.block_size
         filling = any(entry * size < content.length for entry in content.pending)
+        unknown = any(token >= UNKNOWN for token in content.tokens[: content.length])
         ticket = self.pool.swap_out(slot)
-        if slot in self.loading or not content.told or not content.length or filling:
+        if slot in self.loading or unknown or not content.length or filling:
             assert ticket is None
         if ticket is not None:
             self.swapped[ticket] = Swapped(content.salt, list(content.tokens), content.length)

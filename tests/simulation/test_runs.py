@@ -84,6 +84,7 @@ def test_steps_at_once_are_those_one_by_one(order: str) -> None:
                 max_batch_size=6,
                 max_batched_tokens=12,
                 admission_reserve=0,
+                reserve_prompt=number % 2 == 0,
                 preemption=PreemptionConfig(victim=victim),
             ),
         }

@@ -61,6 +61,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     """
     defaults, scheduler = _server(_root_), _root_.scheduler
     is_own = name in ("order", "reserve_output") and scheduler.policy == "static"
+    is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if defaults is None or is_own:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}

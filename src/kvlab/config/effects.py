@@ -73,6 +73,11 @@ CONDITIONS = (
         _chosen("scheduler.order", "priority", "shortest_first", "longest_prefix"),
         "the orders priority, shortest_first and longest_prefix",
     ),
+    Condition(
+        "scheduler.reserve_prompt",
+        lambda config: not config.scheduler.reserves_output,
+        "schedulers that do not reserve whole answers (scheduler.reserve_output=false)",
+    ),
     Condition("kv.eviction", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
     Condition(
         "kv.offload_eviction", lambda config: bool(config.kv.offload or config.kv.offload_disk), "kv.offload"

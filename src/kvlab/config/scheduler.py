@@ -70,6 +70,7 @@ class SchedulerConfig:
     max_wait_ms: float = 100.0  # policy=static: milliseconds that a batch that is not full waits for more requests
     admission_reserve: float = 0.2  # share of the free tokens that admission leaves free, 0 to 1
     watermark: float = 0.0  # share of the whole pool that admission leaves free, where that is more, 0 to 1
+    reserve_prompt: bool = True  # admit only where the whole prompt fits; false: where its first chunk does
     reserve_output: bool | None = None  # admit only where all that run fit with their max_tokens; null: by policy
     max_waiting_requests: int | None = None  # requests that may wait; a full queue refuses more; null: no limit
     on_exhaustion: str | None = None  # out of blocks: preempt, or fail what does not fit; null: by policy
@@ -134,3 +135,8 @@ class SchedulerConfig:
     def reserves_output(self) -> bool:
         """Whether a sequence is admitted only where all the tokens it may produce have room."""
         return self.policy == "static" if self.reserve_output is None else self.reserve_output
+
+    @property
+    def reserves_prompt(self) -> bool:
+        """Whether a sequence is admitted only where its whole prompt has room."""
+        return self.reserve_prompt or self.reserves_output

@@ -18,6 +18,7 @@ class ServerDefaults(NamedTuple):
     memory_utilization: float = 0.9  # share of the device's memory
     order: str = "fcfs"
     ahead: bool = True  # a step is decided while the one before runs
+    reserve_prompt: bool = True  # a request is admitted where its whole prompt has room
     reserve_output: bool | None = None  # a request is admitted where all of its answer has room
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
@@ -45,9 +46,12 @@ def server_defaults(framework: str, device: str, memory: str, version: str | Non
             tokens, sequences = 8_192, 1_024
         else:
             tokens, sequences = 2_048, 256
-        share = 0.92 if version_key(vllm_version(framework, version)) >= (0, 21) else 0.9
+        key = version_key(vllm_version(framework, version))
+        share = 0.92 if key >= (0, 21) else 0.9
         source, ahead = "vLLM 0.32's server", framework != "vllm_synchronous"
-        return ServerDefaults(source, tokens, sequences, memory_utilization=share, ahead=ahead)
+        return ServerDefaults(
+            source, tokens, sequences, memory_utilization=share, ahead=ahead, reserve_prompt=key >= (0, 19)
+        )
     if framework == "sglang":
         limits = ((35, 2_048), (60, 4_096), (160, 8_192))
         tokens = next((tokens for most, tokens in limits if size < most), 16_384)

@@ -225,6 +225,8 @@ class BatchBuilder:
                 sequence.slot = self._pool.allocate_slot(
                     token_ids=sequence.token_ids,
                     salt=sequence.request.salt,
+                    first_tokens=self._scheduler.longest_chunk(budget),
+                    all_fit=self._scheduler.config.reserves_prompt,
                     keep_free=admission.keep_free(sequence),
                     resumed=sequence.preemptions > 0,
                     swapped=sequence.swapped,

@@ -52,6 +52,7 @@ class BlockRun:
         beginning, filling = self._beginning.get(turn), self._filling.get(turn)
         if beginning is not None:
             ledger.append_one(self._decoding[beginning])
+        begins = self._chunk is not None and self._begin(*self._chunk)
         if filling is not None:
             rows = self._decoding[filling]
             lengths = self._before[filling] + self._steps + 1
@@ -60,7 +61,7 @@ class BlockRun:
         self._steps += 1
         ledger.occupancy.tokens += len(self._decoding)
         fills = self._chunk is not None and self._compute(*self._chunk)
-        return fills or filling is not None or beginning is not None
+        return fills or begins or filling is not None or beginning is not None
 
     def finish(self) -> None:
         """The tables say what the steps have done."""
@@ -71,6 +72,13 @@ class BlockRun:
         if self._chunk is not None:
             slot = self._chunk[0]
             tables.lengths[slot] = tables.stored[slot] = self._at
+
+    def _begin(self, slot: int, count: int) -> bool:
+        """Blocks for the next chunk. Whether it needs any."""
+        missing = -(-(self._at + count) // self._size) - int(self._ledger.tables.counts[slot])
+        if missing > 0:
+            self._ledger.append(slot, missing)
+        return missing > 0
 
     def _compute(self, slot: int, count: int) -> bool:
         """The next chunk. Whether that fills a block."""
@@ -93,4 +101,8 @@ class BlockRun:
     def _blocks(self, steps: int) -> int:
         """Blocks that so many steps begin."""
         after = -(-(self._before + steps) // self._size)
-        return int((after - -(-self._before // self._size)).sum())
+        begun = int((after - -(-self._before // self._size)).sum())
+        if self._chunk is None:
+            return begun
+        slot, count = self._chunk
+        return begun + max(-(-(self._at + steps * count) // self._size) - int(self._ledger.tables.counts[slot]), 0)

@@ -135,6 +135,8 @@ class BlockPool(KVCachePool):
         token_ids: Sequence[int] | None = None,
         *,
         salt: Salt = None,
+        first_tokens: int | None = None,
+        all_fit: bool = True,
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
@@ -148,7 +150,15 @@ class BlockPool(KVCachePool):
         if salt is not None and not isinstance(salt, str | int):
             raise SlotError(f"salt={salt!r}: must be text or a whole number")
         slot = self._opener.open(
-            tokens, token_ids, salt, keep_free=keep_free, resumed=resumed, swapped=swapped, reuse=reuse
+            tokens,
+            token_ids,
+            salt,
+            first_tokens=first_tokens,
+            all_fit=all_fit,
+            keep_free=keep_free,
+            resumed=resumed,
+            swapped=swapped,
+            reuse=reuse,
         )
         self._prompt_tokens += 0 if resumed else tokens
         return slot

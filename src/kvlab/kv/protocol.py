@@ -41,19 +41,23 @@ class KVCachePool(ABC):
         token_ids: Sequence[int] | None = None,
         *,
         salt: Salt = None,
+        first_tokens: int | None = None,
+        all_fit: bool = True,
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
         reuse: bool = True,
     ) -> int:
-        """Open a slot with room for its first tokens at once, all or nothing.
+        """Open a slot with room for its first tokens, all or nothing.
 
         `token_ids` are those tokens, where they are known; they stand for `initial_tokens`, and blocks that hold
         the same prefix under the same `salt` are shared. The pool keeps the list and reads it as the sequence
-        grows: append each token before the step that computes it, and change no other. `keep_free` blocks have to
-        be left. `resumed`: the sequence had a slot before, so that what it finds again is not counted as a hit.
-        `swapped`: the ticket that `swap_out` gave for that slot, which ends with it. Without `reuse` all tokens are
-        computed, whatever the pool has of them; others may share the blocks then.
+        grows: append each token before the step that computes it, and change no other. Of those that are not found
+        `first_tokens` get blocks now (None: all), the others when a step computes them; unless `all_fit` there need
+        not be blocks for these. `keep_free` blocks have to be left. `resumed`: the sequence had a slot before, so
+        that what it finds again is not counted as a hit. `swapped`: the ticket that `swap_out` gave for that slot,
+        which ends with it. Without `reuse` all tokens are computed, whatever the pool has of them; others may share
+        the blocks then.
 
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """

@@ -30,6 +30,8 @@ class SlotOpener:
         token_ids: Sequence[int] | None,
         salt: Salt,
         *,
+        first_tokens: int | None,
+        all_fit: bool,
         keep_free: int,
         resumed: bool,
         swapped: int | None,
@@ -42,23 +44,25 @@ class SlotOpener:
         hits = self._lookup.find((token_ids if reuse else None) or (), salt, swap)
         # The last token of a prompt is run in any case: its logits pick the next one.
         to_come, computed = (min(count * size, max(tokens - 1, 0)) for count in (hits.count, hits.ready))
-        plans, demand, reused = [], 0, 0
+        first = tokens if first_tokens is None else min(tokens, to_come + first_tokens)
+        plans, demand, later, reused = [], 0, 0, 0
         for group, entries in zip(self._groups, hits.entries, strict=True):
             blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
-            behind = max(self._num_entries(group, tokens, to_come) - hits.count, 0)
+            behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
+            later += max(self._num_entries(group, tokens, to_come) - hits.count, 0) - behind
             plans.append((group, entries, blocks, behind))
             demand += behind + blocks.count(None)
             # A hit that nobody references takes a block out of the free queue too.
             reused += allocator.num_unreferenced(blocks)
-        ledger.check_room(demand + reused, keep_free)
+        ledger.check_room(demand + reused + (later if all_fit else 0), keep_free)
         allocator.eviction.set_demand(salt, demand)
         offload.hold(hits.keys, hits.without)
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
         for group, entries, blocks, behind in plans:
-            first, tables, in_pool = hits.count - len(entries), group.tables, entries
+            entry, tables, in_pool = hits.count - len(entries), group.tables, entries
             if hits.keys:
-                group.ledger.fill(slot, [first + place for place, block in enumerate(blocks) if block is None])
+                group.ledger.fill(slot, [entry + place for place, block in enumerate(blocks) if block is None])
                 in_pool = [entry for entry in entries if isinstance(entry, int)]
             if behind:
                 group.ledger.append(slot, behind)

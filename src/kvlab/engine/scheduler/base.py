@@ -113,7 +113,11 @@ class Scheduler:
 
     def chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
-        return Chunk(sequence, min(sequence.num_uncomputed, budget, self._longest_chunk))
+        return Chunk(sequence, min(sequence.num_uncomputed, self.longest_chunk(budget)))
+
+    def longest_chunk(self, budget: int) -> int:
+        """Most of a sequence's tokens that a step with this budget left takes."""
+        return min(budget, self._longest_chunk)
 
     def repeated(self) -> tuple[DecodeBatch, Chunk | None, Sequence | None] | None:
         """What the coming steps all consist of, one like another, until a sequence ends, one arrives or memory runs

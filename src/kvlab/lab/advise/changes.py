@@ -223,6 +223,8 @@ def _order(scheduler: SchedulerConfig, facts: TrafficFacts) -> Iterator[Change]:
     for order in ("fcfs", "shortest_first", *(["longest_prefix"] if facts.shares else [])):
         if order != scheduler.order:
             yield Change("order", {"scheduler.order": order}, cost="fairness" if order != "fcfs" else "nothing")
+    if facts.preempts and not scheduler.reserves_prompt:
+        yield Change("whole prompts", {"scheduler.reserve_prompt": True})
     if facts.preempts and not scheduler.reserves_output and scheduler.on_exhaustion != "fail":
         yield Change("admission", {"scheduler.reserve_output": True})
         if scheduler.preemption.mode != "swap":
