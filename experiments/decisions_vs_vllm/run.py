@@ -74,6 +74,21 @@ WORKLOADS = {
         "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
         "kv.num_blocks=400", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
     ],
+    "ahead: burst, memory for all": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.ahead=true",
+    ],
+    "ahead: burst, little memory": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=150", "scheduler.ahead=true",
+    ],
+    "ahead: arrivals, little memory": [
+        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
+        "workload.num_requests=200", "scheduler.ahead=true",
+    ],
+    "ahead: shared prefixes": [
+        "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5",
+        "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
+        "kv.num_blocks=400", "scheduler.ahead=true",
+    ],
     "four priorities, eight at once": [
         "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.max_batch_size=8",
         "workload.num_requests=100", "workload.priorities=4", "scheduler.order=priority",
@@ -120,10 +135,12 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The trace for vLLM, and what kvlab decided in each step."""
     config = configure([*BASE, *overrides])
     plan = replace(plan_run(config), timing=OneSecond())
-    requests = [
-        replace(each, arrival_s=float(math.floor(each.arrival_s))) if each.follows is None else each
-        for each in plan.requests
-    ]
+    requests = plan.requests
+    if not config.scheduler.ahead:
+        requests = [
+            replace(each, arrival_s=float(math.floor(each.arrival_s))) if each.follows is None else each
+            for each in requests
+        ]
     engine = build_engine(plan)
     prompts: dict[str, tuple[int, ...]] = {}
     priorities = {each.request_id: each.priority for each in requests}
@@ -146,12 +163,13 @@ def ours(overrides: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "vocab_size": plan.model.vocab_size,
         "prefix_caching": config.kv.prefix_sharing,
         "reserve_full_isl": config.scheduler.reserve_prompt,
+        "ahead": config.scheduler.ahead,
         "policy": config.scheduler.order,
         "windows": [group.window for group in plan.pool.groups] or [None],
         "requests": [
             {
                 "id": record.request_id,
-                "arrival": math.ceil(record.arrival_s),
+                "arrival": record.arrival_s if config.scheduler.ahead else math.ceil(record.arrival_s),
                 "priority": priorities[record.request_id],
                 "prompt": prompts[record.request_id],
                 "output": record.output_token_ids,

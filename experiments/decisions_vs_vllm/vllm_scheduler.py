@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import deque
 from typing import Any
 
 
@@ -20,6 +21,7 @@ def build(trace: dict[str, Any]) -> Any:
     import torch
     from transformers import LlamaConfig
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.structured_output import StructuredOutputManager
@@ -37,7 +39,7 @@ def build(trace: dict[str, Any]) -> Any:
         max_model_len=longest,
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
-        async_scheduling=False,
+        async_scheduling=trace["ahead"],
         policy=trace["policy"],
         scheduler_reserve_full_isl=trace["reserve_full_isl"],
     )
@@ -53,7 +55,7 @@ def build(trace: dict[str, Any]) -> Any:
         for number, window in enumerate(trace["windows"])
     ]
     whole = VllmConfig(scheduler_config=scheduler, model_config=model, cache_config=cache)
-    return Scheduler(
+    return (AsyncScheduler if trace["ahead"] else Scheduler)(
         vllm_config=whole,
         kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(whole),
@@ -87,9 +89,10 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
     waiting = sorted(trace["requests"], key=lambda each: each["arrival"])
     answers = {each["id"]: each["output"] for each in waiting}
     steps: list[dict[str, Any]] = []
-    now = 0
-    while waiting or scheduler.has_unfinished_requests():
-        if not scheduler.has_unfinished_requests():
+    running: deque[tuple[int, Any, list[str]]] = deque()  # begin, what was scheduled, who gets a token
+    most, now, free_at = 1 + trace["ahead"], 0, 0  # steps that are decided at once; when the device is free
+    while waiting or running or scheduler.has_unfinished_requests():
+        if not running and not scheduler.has_unfinished_requests():
             now = max(now, waiting[0]["arrival"])
         while waiting and waiting[0]["arrival"] <= now:
             job = waiting.pop(0)
@@ -101,29 +104,41 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
                 Request(*asked, arrival_time=float(came), priority=job["priority"], block_hasher=hasher)
             )
         before = evicted
-        out = scheduler.schedule()
+        if scheduler.has_requests():
+            out = scheduler.schedule()
+            stats = scheduler.make_stats()
+            begin = max(now, free_at)
+            if out.num_scheduled_tokens:
+                free_at = begin + 1
+                steps.append(
+                    {
+                        "time": begin,
+                        "admitted": sorted([each.req_id for each in out.scheduled_new_reqs]),
+                        "resumed": sorted(out.scheduled_cached_reqs.resumed_req_ids),
+                        "preempted": sorted(out.preempted_req_ids or ()),
+                        "tokens": out.num_scheduled_tokens,
+                        "hits": stats.prefix_cache_stats.hits,
+                        "evicted": evicted - before,
+                        "in_use": trace["num_blocks"] - pool.get_num_free_blocks(),
+                    }
+                )
+            sampling_now = [
+                name for name in out.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk
+            ]
+            running.append((begin, out, sampling_now))
+            if len(running) < most and out.num_scheduled_tokens:
+                continue
+        begin, out, sampled = running.popleft()
         names = list(out.num_scheduled_tokens)
-        stats = scheduler.make_stats()
-        done = {name: scheduler.requests[name] for name in names}
-        sampled = [
-            [answers[name][request.num_output_tokens]] if request.num_computed_tokens >= request.num_tokens else []
-            for name, request in done.items()
+        tokens = [
+            [answers[name][scheduler.requests[name].num_output_tokens]]
+            if name in sampled and name in scheduler.requests
+            else []
+            for name in names
         ]
-        steps.append(
-            {
-                "time": now,
-                "admitted": sorted([each.req_id for each in out.scheduled_new_reqs]),
-                "resumed": sorted(out.scheduled_cached_reqs.resumed_req_ids),
-                "preempted": sorted(out.preempted_req_ids or ()),
-                "tokens": out.num_scheduled_tokens,
-                "hits": stats.prefix_cache_stats.hits,
-                "evicted": evicted - before,
-                "in_use": trace["num_blocks"] - pool.get_num_free_blocks(),
-            }
-        )
+        now = max(now, begin + bool(names))
         index = {name: number for number, name in enumerate(names)}
-        scheduler.update_from_output(out, ModelRunnerOutput(names, index, sampled))
-        now += 1
+        scheduler.update_from_output(out, ModelRunnerOutput(names, index, tokens))
     return steps
 
 

@@ -13,16 +13,19 @@ from kvlab.errors import ConfigError
 from tests.support.table import TableExecutor, table_engine, table_pool
 
 
-def steps(arrivals: dict[str, float], **scheduler: Any) -> list[str]:
+def steps(
+    arrivals: dict[str, float], outputs: dict[str, int] | None = None, blocks: int = 60, **scheduler: Any
+) -> list[str]:
     """Who takes part in each step of a second, when `a` decodes from 0 on and others arrive."""
     executor, clock = TableExecutor(), LogicalClock()
-    engine = table_engine(table_pool(60), executor, clock, **scheduler)
+    engine = table_engine(table_pool(blocks), executor, clock, **scheduler)
     due = {"a": 0.0, **arrivals}
     for _ in range(8):
         for name, arrival_s in list(due.items()):
             if arrival_s <= clock.now():
                 prompt = tuple(range(100 * ord(name), 100 * ord(name) + 4))
-                engine.submit(Request(name, prompt, SamplingParams(8), arrival_s=arrival_s))
+                sampling = SamplingParams((outputs or {}).get(name, 8))
+                engine.submit(Request(name, prompt, sampling, arrival_s=arrival_s))
                 del due[name]
         engine.step()
         clock.advance(1.0)
@@ -36,6 +39,21 @@ class TestAhead:
 
     def test_what_arrives_as_a_step_begins_is_too_late_for_the_one_being_decided(self) -> None:
         assert steps({"b": 1.0}, ahead=True)[:4] == ["a", "a", "a", "ab"]
+
+    def test_what_a_step_was_too_small_for_is_known_to_the_next(self) -> None:
+        assert steps({"b": 0.0, "c": 0.0}, ahead=True, max_batched_tokens=8)[:3] == ["ab", "abc", "abc"]
+
+    def test_what_ended_in_a_step_makes_room_in_the_next_but_one(self) -> None:
+        late, short = {"b": 0.0, "c": 0.0}, {"b": 3}
+        assert steps(late, short, max_batch_size=2)[:5] == ["ab", "ab", "ab", "ac", "ac"]
+        assert steps(late, short, max_batch_size=2, ahead=True)[:5] == ["ab", "ab", "ab", "a", "ac"]
+
+    def test_what_ended_makes_room_at_once_where_nothing_else_runs(self) -> None:
+        assert steps({"b": 0.0}, {"a": 3}, max_batch_size=1, ahead=True)[:4] == ["a", "a", "a", "b"]
+
+    def test_what_ended_gives_up_its_memory_before_anyone_is_preempted(self) -> None:
+        found = steps({"b": 0.0, "c": 0.0}, {"b": 5}, 4, max_batch_size=2, ahead=True, admission_reserve=0)
+        assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "ac", "a"]  # `c` finds one block, and needs another
 
     def test_an_idle_engine_takes_it_at_once(self) -> None:
         assert steps({}, ahead=True)[0] == "a"

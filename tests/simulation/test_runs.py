@@ -85,6 +85,7 @@ def test_steps_at_once_are_those_one_by_one(order: str) -> None:
                 max_batched_tokens=12,
                 admission_reserve=0,
                 reserve_prompt=number % 2 == 0,
+                ahead=number % 3 == 1,
                 preemption=PreemptionConfig(victim=victim),
             ),
         }

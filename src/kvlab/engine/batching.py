@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvlab.core import Sequence
+from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.admission import Admission
 from kvlab.engine.preemption import Preemption
 from kvlab.engine.scheduler.base import Scheduler
@@ -37,6 +37,7 @@ class StepBatch:
     admitted: list[Chunk] = field(default_factory=list)
     stop: Stop | None = None  # of admission; None: nobody waits
     preempted: int = 0
+    has_retired: bool = False  # a sequence that had ended gave up its blocks for the step
     decode_last: bool = False
     proposals: dict[int, list[int]] = field(default_factory=dict)  # by slot, of those that decode
     proposed: int = 0
@@ -86,8 +87,8 @@ class StepBatch:
 
 
 class BatchBuilder:
-    """Puts a step's batch together. `fail` ends a sequence for which there is no memory; while slots are `lent`, it
-    waits for them.
+    """Puts a step's batch together. `fail` ends a sequence for which there is no memory, `retire` takes the memory
+    of one that has ended; while slots are `lent`, a sequence waits for them.
     """
 
     def __init__(
@@ -97,10 +98,11 @@ class BatchBuilder:
         fail: Fail,
         journal: BlockJournal | None = None,
         lent: Collection[int] = (),
+        retire: Callable[[Sequence], None] = lambda sequence: None,
     ) -> None:
         self._pool, self._lent = pool, lent
         self._scheduler = scheduler
-        self._fail = fail
+        self._fail, self._retire = fail, retire
         self._journal = journal
         self.preemption = Preemption(scheduler.config.preemption.mode, pool)
 
@@ -122,7 +124,7 @@ class BatchBuilder:
                 batch.prefill = scheduler.plan_prefill(budget)
                 self._reserve(batch, stage, now)
                 budget -= sum(count for _, count in batch.prefill)
-            elif batch.preempted:  # an admission would take the blocks that were just given up
+            elif batch.preempted or batch.has_retired:  # an admission would take the blocks that were just given up
                 batch.stop = Stop.BLOCKS
             else:
                 decode_is_reserved = Stage.DECODE in stages[: stages.index(stage)]
@@ -198,6 +200,11 @@ class BatchBuilder:
 
     def _preempt(self, batch: StepBatch, now: float) -> None:
         victim = self._scheduler.victim()
+        if victim.status is SequenceStatus.FINISHED:
+            self._scheduler.retire_early(victim)
+            self._retire(victim)
+            batch.has_retired = True
+            return
         batch.remove([victim])
         batch.preempted += 1
         self._scheduler.preempt(victim)

@@ -65,7 +65,7 @@ class EngineCore:
         self.replica = 0  # its number in a fleet, for its records of steps
         self.observer: StepObserver | None = None
         self.lent: set[int] = set()  # slots that others read, and give back
-        self._batches = BatchBuilder(pool, scheduler, self._fail, journal, self.lent)
+        self._batches = BatchBuilder(pool, scheduler, self._fail, journal, self.lent, self._give_back)
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
         self._results = PassResults(self._outputs, scheduler, self._batches)
@@ -183,10 +183,16 @@ class EngineCore:
         self._batches.receive(start)
         batch = self._batch = self._batches.build(start)
         plans = batch.plans(mixed=self.scheduler.config.mixed)
+        if not plans and self.scheduler.leaving:  # no step runs while this one is decided: all that ended is known
+            retired += self._retire(at_once=True)
+            preempted = batch.preempted
+            batch = self._batch = self._batches.build(start)
+            batch.preempted += preempted
+            plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted and not expired:
             self.pool.await_arrival(_MOST_WAIT_S)
             return None
-        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        running, waiting = self.scheduler.num_running, len(self.scheduler.waiting)
         views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
         launched = self.clock.now()
         failed_passes = self._runner.run(plans, views)
@@ -251,7 +257,7 @@ class EngineCore:
             return StepLog()
         pool.expire(clock.now())
         self._retire()
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        running, waiting = scheduler.num_running, len(scheduler.waiting)
         records = run.take(
             self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
         )
@@ -265,26 +271,30 @@ class EngineCore:
         self._stats = self._observe(pool.stats(), self._counters)
         return records
 
-    def _retire(self) -> list[Sequence]:
+    def _retire(self, *, at_once: bool = False) -> list[Sequence]:
         """Give back the memory of the sequences that ended."""
-        retired = self.scheduler.retire()
+        retired = self.scheduler.retire(at_once=at_once)
         for sequence in retired:
-            (slot,) = slots_of([sequence])
-            kept = self._keeping.get(sequence.request.request_id)
-            if kept is None:
-                self.pool.free_slot(slot)
-            else:
-                kept.append(slot)
-                self.lent.add(slot)
-            sequence.slot = None
+            self._give_back(sequence)
         return retired
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Give back the memory of one, or lend it to who asked to `keep` it."""
+        (slot,) = slots_of([sequence])
+        kept = self._keeping.get(sequence.request.request_id)
+        if kept is None:
+            self.pool.free_slot(slot)
+        else:
+            kept.append(slot)
+            self.lent.add(slot)
+        sequence.slot = None
 
     def _observe(self, pool: PoolStats, counters: PoolCounters) -> EngineStats:
         """What `stats` gives until the next step: made by the thread that steps, so that any may read it."""
         return EngineStats.of_pool(
             pool,
             counters,
-            running=len(self.scheduler.running),
+            running=self.scheduler.num_running,
             waiting=len(self.scheduler.waiting),
             batches=self._batches_run,
             output_tokens=self._results.output_tokens,

@@ -32,7 +32,7 @@ from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.prefix_lookup import PoolLookup, PrefixLookup, TierLookup, WindowLookup
 from kvlab.kv.protocol import KVCachePool, Numbers
 from kvlab.kv.sharing import PrefixSharing
-from kvlab.kv.slot_opening import SlotOpener
+from kvlab.kv.slot_opening import SlotOpener, check_opening
 from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import keys_behind
@@ -69,10 +69,9 @@ class BlockPool(KVCachePool):
         `step_tokens` of a sequence; None: any number.
         """
         if num_blocks < 1:
-            raise CapacityError(
-                f"a pool of {num_blocks} blocks holds no sequence; one of {max_seq_len} tokens needs "
-                f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
-            )
+            needed = f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
+            text = f"a pool of {num_blocks} blocks holds no sequence; one of {max_seq_len} tokens needs {needed}"
+            raise CapacityError(text)
         self.max_seq_len = max_seq_len
         self.storage = storage
         self.step_tokens = max_seq_len if step_tokens is None else step_tokens
@@ -143,19 +142,14 @@ class BlockPool(KVCachePool):
         reuse: bool = True,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
-        if tokens < 0 or keep_free < 0:
-            raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
-        if tokens > self.max_seq_len:
-            raise SlotError(f"{tokens} tokens are more than max_seq_len={self.max_seq_len}")
-        if salt is not None and not isinstance(salt, str | int):
-            raise SlotError(f"salt={salt!r}: must be text or a whole number")
+        check_opening(tokens, self.max_seq_len, keep_free, salt)
         slot = self._opener.open(
             tokens,
             token_ids,
             salt,
-            first_tokens=first_tokens,
+            first_tokens,
+            keep_free,
             all_fit=all_fit,
-            keep_free=keep_free,
             resumed=resumed,
             swapped=swapped,
             reuse=reuse,
@@ -347,10 +341,10 @@ class BlockPool(KVCachePool):
 
     def _refuse_loading(self, slots: Numbers) -> None:
         """Raise SlotError for a slot whose blocks are not there yet."""
-        if waiting := self.offload.waiting:
-            for slot in slots:
-                if slot in waiting:
-                    raise SlotError(f"slot {slot} is being loaded; it can be used once `receive` has named it")
+        waiting = self.offload.waiting
+        for slot in slots if waiting else ():
+            if slot in waiting:
+                raise SlotError(f"slot {slot} is being loaded; it can be used once `receive` has named it")
 
     def reclaim_leaked_blocks(self) -> int:
         return reclaim([group.ledger for group in self.groups])

@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 
 from kvlab.core import Salt
+from kvlab.errors import SlotError
 from kvlab.kv.group_blocks import GroupBlocks
 from kvlab.kv.prefix_hits import PrefixHits
 from kvlab.kv.prefix_lookup import PrefixLookup
 from kvlab.kv.tiers.offload import Offload
+
+
+def check_opening(tokens: int, max_seq_len: int, keep_free: int, salt: Salt) -> None:
+    """Raise SlotError for what no slot can be opened with."""
+    if tokens < 0 or keep_free < 0:
+        raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
+    if tokens > max_seq_len:
+        raise SlotError(f"{tokens} tokens are more than max_seq_len={max_seq_len}")
+    if salt is not None and not isinstance(salt, str | int):
+        raise SlotError(f"salt={salt!r}: must be text or a whole number")
 
 
 class SlotOpener:
@@ -29,10 +40,10 @@ class SlotOpener:
         tokens: int,
         token_ids: Sequence[int] | None,
         salt: Salt,
-        *,
         first_tokens: int | None,
-        all_fit: bool,
         keep_free: int,
+        *,
+        all_fit: bool,
         resumed: bool,
         swapped: int | None,
         reuse: bool,

@@ -50,6 +50,7 @@ class Scheduler:
         self._known_s = 0.0  # what arrived before then may be admitted
         self._waited = 0  # steps that prompts have waited for more of them
         self.ended: list[Sequence] = []  # since the last retirement
+        self.leaving: list[Sequence] = []  # `ahead`: that ended after the coming step was decided
         #: For whom there was no memory in the last step, that only decoded; none was given back since.
         self.refused: Sequence | None = None
         self._prefilling: list[Sequence] = []
@@ -64,15 +65,32 @@ class Scheduler:
         """Whether a sequence waits, runs, or has ended without having been retired."""
         return bool(self.running) or len(self.waiting) > 0
 
-    def retire(self) -> list[Sequence]:
-        """Take the sequences that ended out of the running ones, and return them."""
+    @property
+    def num_running(self) -> int:
+        """How many sequences run, without those that only have their memory still."""
+        return len(self.running) - len(self.leaving)
+
+    def retire(self, *, at_once: bool = False) -> list[Sequence]:
+        """Take the sequences that ended out of the running ones, and return them. Where steps are decided `ahead`
+        the coming one was, before the last ended: those that ended in it stay for one step more, unless `at_once`.
+        """
         ended, self.ended = [sequence for sequence in self.ended if sequence.slot is not None], []
-        for sequence in ended:
-            self._stop(sequence)
         if ended:
             finished = SequenceStatus.FINISHED
             self._prefilling = [sequence for sequence in self._prefilling if sequence.status is not finished]
+        if self.config.ahead and not at_once:
+            ended, self.leaving = self.leaving, ended
+        else:
+            ended, self.leaving = [*self.leaving, *ended], []
+        for sequence in ended:
+            self._stop(sequence)
+            self.refused = None
         return ended
+
+    def retire_early(self, sequence: Sequence) -> None:
+        """Take one of those that are `leaving` out of the running ones: its memory is needed."""
+        self.leaving.remove(sequence)
+        self._stop(sequence)
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
         """Decide which sequences could decode, which are in prefill, and whether waiting ones may be admitted.
@@ -82,7 +100,8 @@ class Scheduler:
         self.refused = None
         self._state = StepState(now, cache(cached_tokens))
         is_known = not self.config.ahead or not self.running
-        self._known_s, self.began_s = math.inf if is_known else self.began_s, now
+        self._known_s = math.inf if is_known else self.began_s
+        self.began_s = math.nextafter(now, math.inf) if is_known else now  # two are decided at once then
         self._update_decoding()
         self._open = len(self.waiting) > 0 and self.may_admit(now) and not self._waits_for_more()
         self._continuing = list(self._prefilling)
@@ -130,6 +149,8 @@ class Scheduler:
         if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
             return None
         if self.config.speculation.method is not None:
+            return None
+        if self.config.ahead and (self.ended or (self.leaving and len(self.waiting))):  # their memory comes back
             return None
         chunk = None
         if self._prefilling:
