@@ -1,6 +1,6 @@
 """Slots and pages in the same bytes, simulated: three models on a card of 16 GB, and where ten times comes from.
 
-python -m experiments.reference_comparison.run     prints the tables, draws claim.png here; four minutes
+python -m experiments.reference_comparison.run     prints the tables, draws claim.png here; a minute
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def draw(found: dict[str, list[tuple[int, float, float]]]) -> None:
     axes.set_yscale("log")
     style.plain(axes.xaxis)
     style.logarithmic(axes.yaxis, 1, 100)
-    note = "pages against slots in the same bytes; 128 requests of 448 tokens; simulated, timing roofline"
+    note = "pages against slots in the same bytes; 128 requests of 448 tokens; simulated"
     style.title(axes, "Ten times by paging: where it holds", note)
     style.legend(axes, below=-0.15, columns=2)
     figure.savefig(HERE / "claim.png")
