@@ -22,6 +22,7 @@ from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.recording import RunContext
+from kvlab.lab.run.requests import lengths_note
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
@@ -82,8 +83,8 @@ class Reporter:
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
         self._once("; ".join([_weights(own), *([] if own.groups else [_cache(own)]), *_kernels(own), _where(own)]))
-        if link := _link(config):
-            self._once(link)
+        for sentence in filter(None, (_link(config), lengths_note(config, plan.requests))):
+            self._once(sentence)
         if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):
             name = redact(config.model.name)
             self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
