@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from kvlab.cli.advise import compose_today, current_words
 from kvlab.config import RunConfig
@@ -15,6 +16,7 @@ from kvlab.lab.advise.changes import TrafficFacts, possible_changes
 from kvlab.lab.advise.parts import changed, devices_of
 from kvlab.lab.advise.search import Search
 from kvlab.lab.advise.settings import AdviseSettings
+from kvlab.lab.settings import as_word
 from tests.support.plans import compose_run
 
 SPLIT = "{role:decode,count:3,executor.tensor_parallel:2},{role:prefill,count:2,hardware:l40s}"
@@ -105,5 +107,24 @@ def test_a_group_without_a_count_has_the_one_that_others_leave() -> None:
 def test_groups_of_a_file_are_those_of_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "today.yaml"
     file.write_text("fleet: {groups: [{count: 2, name: it's a, kv: {windows: true}}, {count: 1, kv.dtype: int8}]}")
-    config = compose_run("executor=simulated", "hardware=l4", *current_words(str(file)))
+    words = current_words(str(file))
+    config = compose_run("executor=simulated", "hardware=l4", *words)
     assert config.fleet.names == ["it's a", "it's a", "dtype=int8"]
+    assert words == ['fleet.groups=[{count:2,name:"it\'s a",kv:{windows:true}},{count:1,kv.dtype:int8}]']
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (["900:die:0", "9.5:drain:1"], "x=[900:die:0,9.5:drain:1]"),
+        ([{"hardware": "l40s", "name": 'a "b"'}], 'x=[{hardware:l40s,name:"a \\"b\\""}]'),
+        (
+            ["1e5", "true", "NULL", "nan", "", "a b", "64GiB", "é"],
+            'x=["1e5","true","NULL","nan","","a b",64GiB,"é"]',
+        ),
+        ([1e5, 1, True, None], "x=[100000.0,1,true,null]"),
+    ],
+)
+def test_a_list_is_typed_with_the_fewest_quotes(value: list[object], word: str) -> None:
+    assert as_word("x", value) == word
+    assert OverridesParser.create().parse_override(word).value() == value
