@@ -9,6 +9,7 @@ from kvlab.config.fleet import LinkConfig
 from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
+from kvlab.kv.groups import layers_per_block
 from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
@@ -189,8 +190,11 @@ def _where(plan: RunPlan) -> str:
 def _cache(plan: RunPlan) -> str:
     """A replica's KV cache."""
     kv, pool = plan.config.kv, plan.pool
-    text = f"KV cache: {pool.num_blocks} {POOLS.get(kv.backend).unit}s of {pool.block_size} tokens, "
-    text += f"{format_bytes(pool.num_bytes)} in {plan.config.kv_dtype}"
+    text = f"KV cache: {pool.num_blocks} {POOLS.get(kv.backend).unit}s of {pool.block_size} tokens"
+    if pool.groups:
+        layers = layers_per_block(pool.groups)
+        text += f" x {layers} layer{'s' * (layers > 1)}"
+    text += f", {format_bytes(pool.num_bytes)} in {plan.config.kv_dtype}"
     for name, key in (("host memory", "kv.offload"), ("disk", "kv.offload_disk")):
         if pages := tier_pages(kv, pool, key):
             text += f", {pages:,} more in {name}"
