@@ -95,10 +95,9 @@ class Reporter:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
                 self._once(name + _as_simulated(group.plan, timing))
-                hardware = group.plan.config.hardware
-                for setting in timing.unread(hardware) if hardware else ():
-                    text = f"{name}{setting} has no effect here: steps take what was measured, timing "
-                    self.note(f"{text}{timing.description}; executor.timing=roofline reads it")
+                hardware, framework = group.plan.config.hardware, group.plan.config.framework
+                for sentence in timing.unread(hardware, framework) if hardware else ():
+                    self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
