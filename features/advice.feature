@@ -97,6 +97,15 @@ Feature: Advice
       | price_per_hour=1 fleet.groups=[{count:1},{count:1,hardware:l40s}]         | price_per_hour=1.0: is of one device, and fleet.groups has l4 and l40s            |
       | workload.num_requests=24 fleet.groups=[{count:1},{count:1,hardware:l40s}] | executor.timing=auto: would time steps of fleet.groups by roofline and by silicon |
 
+  @R29.31
+  Scenario: Traffic of words, and a model that has no tokenizer here
+    When I ask for advice on "workload=chat workload.num_requests=24 keep=[executor,kv,scheduler]"
+    Then it ends with status 0
+    And it says "note: prompts have the lengths that kvlab's own tokenizer gives them"
+    When I tune in the laboratory "optimize=latency/ttft_ms_p50 trials=1 executor=simulated hardware=l4 workload=chat model.max_seq_len=512 kv.block_size=16"
+    Then it ends with status 0
+    And it says "prompts have the lengths that kvlab's own tokenizer gives them"
+
   @R30.8
   Scenario: Service levels that nothing keeps
     When I ask for advice on "workload.num_requests=40 slo.ttft_ms=1 slo.tpot_ms=1"

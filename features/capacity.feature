@@ -26,6 +26,11 @@ Feature: How many sequences fit
     Scenario: Of several simulated replicas one is planned
       When I plan "model=qwen3_8b hardware=h100_sxm fleet.replicas=4"
       Then the planner says "each of 4 replicas, qwen3_8b: "
+      When I plan "model=qwen3_8b hardware=h100_sxm fleet.replicas=4 --json"
+      Then the planner says ""replicas": 4"
+      When I plan "model=qwen3_8b hardware=h100_sxm fleet.groups=[{count:2},{count:1,hardware:h200_sxm}] --json"
+      Then the planner says ""replicas": 2"
+      And the planner says ""replicas": 1"
 
     @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it

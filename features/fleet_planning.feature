@@ -59,6 +59,17 @@ Feature: Planning a fleet
     And it says "2 : 2"
     And it says "of 2 runs"
 
+  @R28.6
+  Scenario Outline: What only the first point of find=<find> could run is refused before it
+    When I tune in the laboratory "find=<find> executor=simulated hardware=l4 slo.ttft_ms=1 kv.prefix_sharing=false workload.arrival=uniform workload.rate=1600 <settings>"
+    Then it ends with status 2
+    And it says "error: <message>: needs a prefix cache"
+
+    Examples:
+      | find     | settings                 | message                  |
+      | replicas | fleet.router=cache_aware | fleet.router=cache_aware |
+      | split    | fleet.replicas=3         | fleet.prefill=2          |
+
   @R28.27
   Scenario: Groups with roles and counts are a split already
     When I tune in the laboratory "find=split executor=simulated hardware=l4 slo.ttft_ms=1 fleet.groups=[{role:prefill,count:1},{role:decode,count:1}]"

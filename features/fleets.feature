@@ -262,6 +262,7 @@ Feature: Fleets
       When I run "executor=simulated hardware=h100_sxm kv.memory=1MiB <settings>" on a tiny model
       Then the command fails without a traceback
       And the message says "<message>"
+      And nothing is said of "KV cache: "
 
       Examples:
         | settings                                               | message                                                                                       |

@@ -289,6 +289,10 @@ Feature: Traffic of one's own
       When I import "moon.jsonl" with "to=notes.txt"
       Then the command fails without a traceback
       And the message says "to=notes.txt: is there, and no trace; name another file, or move that one away"
+      Given a file "moon.trace.jsonl" with "{"kvlab_trace": 1, "source": "record"}" and {"prompt_tokens": 5}
+      When I import "moon.jsonl"
+      Then the command fails without a traceback
+      And the message says "to=moon.trace.jsonl: is there, and what kvlab record recorded; name another file, or move that one away"
 
     @R27.2
     Scenario: A trace becomes Parquet, and JSON lines again

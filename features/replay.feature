@@ -20,6 +20,12 @@ Feature: Which eviction policy would keep most, and what is the most that any co
       And the hit rates of lru, lfu and belady are in the table, at 2 pool sizes
       And belady finds at least what each policy finds, and at most the ceiling
 
+    @R29.31
+    Scenario: Text, and a model that has no tokenizer here
+      When I replay "workload=chat kv.eviction=lru kv.num_blocks=20"
+      Then the command succeeds
+      And the message says "prompts have the lengths that kvlab's own tokenizer gives them"
+
     # Four prompts take turns and three fit: the least recently used is always the one that comes next.
 
     @R7.6

@@ -129,6 +129,13 @@ Feature: Simulation
       Then the message says "20,915 M parameters, 12.8 GiB in bfloat16 and mxfp4"
       And the message says "warning: hardware.bandwidth_gb_s=64 has no effect here: steps take what was measured, timing silicon (vllm ... on h100_sxm); executor.timing=roofline reads it ... hardware.link_efficiency=0.5 has no effect"
 
+    @R23.3
+    Scenario: What measured operations alone read is named where the roofline times steps
+      When I run "executor=simulated executor.timing=roofline hardware=l4 framework=trtllm framework.fp8_scales=static framework.expert_kernels=tables" on a tiny model
+      Then the message says "warning: framework.fp8_scales=static has no effect here: steps take what bandwidth and arithmetic give, timing roofline; executor.timing=silicon reads it ... framework.expert_kernels=tables has no effect"
+      When I run "executor=simulated executor.timing=roofline hardware=l4 framework=trtllm" on a tiny model
+      Then nothing is said of "framework.expert_kernels"
+
     @R29.4
     Scenario: Two devices over PCIe exchange as the version did that is asked for
       Given the tables of measured operations

@@ -75,6 +75,18 @@ Feature: Words in, words out
       Then 48 conversations were answered, and five of the answers were shown
       And the system prompt was found in the prefix cache
 
+    @R29.31
+    Scenario Outline: On simulated devices text needs no tokenizer of the model: <setting>
+      When I run "executor=simulated hardware=l4 model.max_seq_len=512 workload=chat <setting>" on a tiny model
+      Then the command succeeds
+      And the message says "<figures>"
+      And the message says "prompts have the lengths that kvlab's own tokenizer gives them: model.name=qwen3_tiny has none here, and its own gives others; model.tokenizer=WHERE lends it one, as fetched:smollm2"
+
+      Examples:
+        | setting       | figures                                  |
+        | figures=false | 4 requests on simulated l4               |
+        | dry_run=true  | hit rate without a memory limit: ... %   |
+
     @R17.2
     Scenario Outline: What cannot be text is refused: <line>
       Given a tiny checkpoint with words as a directory

@@ -35,6 +35,11 @@ Feature: Layers with a sliding window give back what has left it
       Given "model=gemma3_27b executor=simulated hardware=h100_sxm model.max_seq_len=33000 executor.memory_utilization=0.9 scheduler.max_batched_tokens=512 scheduler.max_batch_size=48"
       Then the planner has room for 16 sequences of 8,192 tokens, and for 4 with "kv.windows=false"
 
+    @R21.2
+    Scenario: A run says of how many layers its blocks are
+      When I run "model=gemma3_tiny executor=simulated hardware=l4 kv.num_blocks=64" on a tiny model
+      Then the message says "blocks of 16 tokens x 1 layer, "
+
   Rule: The answers are those of a cache that keeps every token
 
     @R21.3 @R4.5

@@ -120,6 +120,7 @@ def each_has(laboratory: Commands) -> None:
         assert proposal["cost"]
         assert proposal["command"].startswith("kvlab run ")
         assert proposal["command"].endswith(proposal["settings"])
+    assert f"try it: {found['plan']['command']}\n" in laboratory.last.output
 
 
 @then("the plan is better on both parts than today's settings")

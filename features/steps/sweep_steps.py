@@ -104,7 +104,7 @@ def says_of_fewer(laboratory: Commands, line: str) -> None:
 @when(parsers.parse('I tune in the laboratory "{text}"'))
 def tune_in(laboratory: Commands, text: str) -> None:
     where = [f"output={laboratory.base / 'tune'}", *laboratory.tracking]
-    laboratory.last = call(tune.main, *shlex.split(text), *TINY, *where)
+    laboratory.last = call(tune.main, *TINY, *shlex.split(text), *where)
 
 
 @then(parsers.parse("it ends with status {code:d}"))

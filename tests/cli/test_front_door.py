@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
@@ -57,13 +58,24 @@ print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
     assert "LOADED []" in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize("name", ["rum", "bench"])  # typed wrongly, and as vLLM calls it
 def test_an_unknown_command_names_the_closest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert ask(monkeypatch, name, "kv=paged") == 2
+    assert capsys.readouterr().err == (
+        f"error: {name}: no such command; did you mean run? there are: " + ", ".join(front.COMMANDS) + "\n"
+    )
+
+
+def test_a_help_page_that_nobody_reads_to_its_end_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(monkeypatch, "rum", "kv=paged") == 2
-    assert capsys.readouterr().err == (
-        "error: rum: no such command; did you mean run? there are: " + ", ".join(front.COMMANDS) + "\n"
-    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as pipe, redirect_stdout(pipe):
+        assert ask(monkeypatch, "--help") == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_a_command_that_is_stopped_while_it_is_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from kvlab.cli.advise import compose_today, current_words
 from kvlab.config import RunConfig
 from kvlab.config.groups import with_settings
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
-from kvlab.lab.advise.parts import changed, devices_of
+from kvlab.lab.advise.parts import Part, changed, devices_of, parts_of
 from kvlab.lab.advise.search import Search
 from kvlab.lab.advise.settings import AdviseSettings
+from kvlab.lab.settings import as_word
 from tests.support.plans import compose_run
 
 SPLIT = "{role:decode,count:3,executor.tensor_parallel:2},{role:prefill,count:2,hardware:l40s}"
@@ -62,13 +64,34 @@ def test_what_a_group_has_of_its_own_is_changed_for_the_others() -> None:
     assert batches == [{"fleet.groups.1.scheduler.max_batch_size": most} for most in (32, 16)]
 
 
-@pytest.mark.parametrize("own", ["{count:2,kv.dtype:int8}", "{count:2,kv.dtype:int8,kv.block_size:8}"])
-def test_nothing_is_changed_that_all_groups_have_of_their_own(own: str) -> None:
-    groups = f"fleet.groups=[{own},{{count:1,kv.dtype:fp8_e4m3,kv.num_blocks:500}}]"
+def test_nothing_is_changed_that_all_groups_have_of_their_own() -> None:
+    """Also as the run has it."""
+    groups = "fleet.groups=[{count:2,kv.dtype:auto,kv.block_size:8},{count:1,kv.dtype:fp8_e4m3,kv.block_size:16}]"
     config, _, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", "kv.num_blocks=900", groups])
     changes = possible_changes(config, FACTS, 8)
-    assert not any("kv.dtype" in change.settings for change in changes)
-    assert not any("kv.block_size" in change.settings for change in changes)  # with as many blocks less
+    assert not any("kv.dtype" in change.settings or "kv.block_size" in change.settings for change in changes)
+
+
+@pytest.mark.parametrize("blocks", ["kv.num_blocks=900", "seed=0"])
+def test_blocks_of_another_size_take_the_same_memory_in_each_group(blocks: str) -> None:
+    groups = (
+        "{count:1},{count:1,kv.num_blocks:500},{count:1,kv.block_size:8},{count:1,kv.block_size:8,kv.num_blocks:80}"
+    )
+    words = ["hardware=h100_sxm", blocks, f"fleet.groups=[{groups}]"]
+    config, words, _ = compose_today(AdviseSettings(), words)
+    changes = [change for change in possible_changes(config, FACTS, 8) if "kv.block_size" in change.settings]
+    assert [change.settings["kv.block_size"] for change in changes] == [32, 64]
+    today = [_tokens(part) for part in parts_of(config)]
+    for change in changes:
+        there = changed(config, change.settings)
+        assert [part.kv.block_size for part in parts_of(there)] == [change.settings["kv.block_size"]] * 2 + [8, 8]
+        assert [_tokens(part) for part in parts_of(there)] == pytest.approx(today, abs=63)
+        assert _served(there) == _served(compose_run(*words, *change.text.split()))
+
+
+def _tokens(part: Part) -> int:
+    """That its blocks hold; 0: it was given no number of them."""
+    return (part.kv.num_blocks or 0) * part.kv.block_size
 
 
 @pytest.mark.parametrize("key", ["scheduler", "scheduler.max_batch_size"])
@@ -105,5 +128,24 @@ def test_a_group_without_a_count_has_the_one_that_others_leave() -> None:
 def test_groups_of_a_file_are_those_of_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "today.yaml"
     file.write_text("fleet: {groups: [{count: 2, name: it's a, kv: {windows: true}}, {count: 1, kv.dtype: int8}]}")
-    config = compose_run("executor=simulated", "hardware=l4", *current_words(str(file)))
+    words = current_words(str(file))
+    config = compose_run("executor=simulated", "hardware=l4", *words)
     assert config.fleet.names == ["it's a", "it's a", "dtype=int8"]
+    assert words == ['fleet.groups=[{count:2,name:"it\'s a",kv:{windows:true}},{count:1,kv.dtype:int8}]']
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (["900:die:0", "9.5:drain:1"], "x=[900:die:0,9.5:drain:1]"),
+        ([{"hardware": "l40s", "name": 'a "b"'}], 'x=[{hardware:l40s,name:"a \\"b\\""}]'),
+        (
+            ["1e5", "true", "NULL", "nan", "", "a b", "64GiB", "é"],
+            'x=["1e5","true","NULL","nan","","a b",64GiB,"é"]',
+        ),
+        ([1e5, 1, True, None], "x=[100000.0,1,true,null]"),
+    ],
+)
+def test_a_list_is_typed_with_the_fewest_quotes(value: list[object], word: str) -> None:
+    assert as_word("x", value) == word
+    assert OverridesParser.create().parse_override(word).value() == value

@@ -125,6 +125,16 @@ class TestASweep:
         is_told(ended, f"error: {lab.base}/out/sweep.json: {FULL}")
         assert list((lab.base / "out").iterdir()) == []
 
+    def test_whose_directory_another_sweep_writes_to_is_not_started(self, lab: Lab) -> None:
+        others: list[Command] = []
+        with pytest.MonkeyPatch.context() as patch:
+            serving(patch, lambda: others.append(lab.apart(*TWO, "resume=true")))
+            ended = lab.here(*TWO)
+        assert [other.code for other in others] == [2, 2]
+        is_told(others[0], f"error: hydra.sweep.dir={lab.base}/out: another command writes there; name another dir")
+        assert ended.code == 0
+        assert lab.here(*TWO).code == 0
+
     def test_that_cannot_keep_its_plan_closes_its_parent_run(self, lab: Lab) -> None:
         lab = Lab.with_store(lab.base)
         with disk(lab.base / "out", match="sweep.json"):

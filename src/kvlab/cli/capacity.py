@@ -108,8 +108,9 @@ def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
 def main(settings: CapacitySettings, overrides: list[str]) -> int:
     config, words = configured(settings, overrides)
     planned = plans(settings, config)
-    figures = {name: own.as_dict() for name, own in planned.items()}
     if settings.json:
+        replicas = {group.name: group.replicas for group in config.fleet.parts} or {"": config.fleet.replicas}
+        figures = {name: {"replicas": replicas[name]} | own.as_dict() for name, own in planned.items()}
         print(json.dumps(figures.get("", figures), indent=2))
         return 0
     from kvlab.lab.advice_line import advice_line, drawn_requests

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf._utils import OmegaConfDumper
 
 from kvlab.cli.groups import write_out_groups
-from kvlab.cli.mistakes import explained
+from kvlab.cli.mistakes import SEVERAL, explained
 from kvlab.cli.overrides import written_out
 from kvlab.cli.resolvers import TAKEN
 from kvlab.config import RunConfig
@@ -152,9 +152,8 @@ def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none")
     try:
         config = compose_run(overrides).config
     except ConfigError as error:
-        if "Ambiguous value" in str(error):
-            text = f"{command} does not sweep: give one value"
-            raise ConfigError("settings", " ".join(overrides), text) from error
+        if error.reason.startswith(SEVERAL):
+            raise ConfigError(error.key, error.value, f"{command} does not sweep: give one value") from error
         raise
     is_one = fleets == "none" or (fleets == "simulated" and config.hardware is None and not config.fleet.groups)
     if config.fleet.replicas > 1 and is_one:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import is_dataclass
 from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,11 +54,23 @@ def _written_out(run: DictConfig, base: RunConfig, group: dict[str, Any], number
                     raise found from error
                 raise
         try:
-            settings = differences(base, _engine(own))
+            composed = _engine(own)
         except Exception as error:
             raise _named(key, error) from error
+    settings = _as_composed(settings, composed) | differences(base, composed)
     kept = {name: group[name] for name in OWN_KEYS if group.get(name) is not None}
     return {"name": _name(group, run), **kept, **settings}
+
+
+def _as_composed(settings: Mapping[str, Any], composed: RunConfig) -> dict[str, Any]:
+    """A group's settings as they were composed: also what the run has so too, and may have otherwise."""
+    found = dict[str, Any]()
+    for name in settings:
+        section, _, leaf = name.rpartition(".")
+        owner = attrgetter(section)(composed) if section else None
+        if is_dataclass(owner):  # not a part of a mapping, which is another whole
+            found[name] = getattr(owner, leaf)
+    return found
 
 
 def _told_apart(groups: list[dict[str, Any]], given: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -77,6 +77,13 @@ def known_keys() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     return tuple(settings), tuple(sections), tuple(is_open)
 
 
+def kind_of(key: str) -> Any:
+    """The type of a run's setting; None: it is none."""
+    from kvlab.config import RunConfig
+
+    return dict(schema_keys(RunConfig)).get(key)
+
+
 def meant(option: str) -> str | None:
     """The setting that an option stands for, as those of vLLM's and SGLang's servers; None: not known."""
     name = option.lstrip("-").partition("=")[0].replace("-", "_")

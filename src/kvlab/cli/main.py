@@ -6,6 +6,7 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import NamedTuple
 
+from kvlab.cli.output import lasting_output
 from kvlab.cli.settings import fail
 from kvlab.errors import nearest
 
@@ -41,6 +42,8 @@ COMMANDS = {
     "peers": Command("make an environment for another engine", "install vllm"),
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
 }
+#: What other programs call commands, and what these are here.
+_MEANT = {"bench": "run", "benchmark": "run", "simulate": "run", "sweep": "run", "complete": "generate"}
 _COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
 
 
@@ -72,7 +75,8 @@ def main() -> None:
     program, *arguments = sys.argv
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
-        print(help_page())
+        with lasting_output():  # also for `kvlab --help | head`
+            print(help_page())
     elif name == "--version":
         import kvlab
 
@@ -86,7 +90,8 @@ def main() -> None:
         except KeyboardInterrupt:  # while it was imported: a command that has begun says what it leaves
             sys.exit(130)
     else:
-        hint = nearest(name, COMMANDS, "did you mean {}? ")
+        question = "did you mean {}? "
+        hint = question.format(_MEANT[name]) if name in _MEANT else nearest(name, COMMANDS, question)
         fail(f"{name}: no such command; {hint}there are: {', '.join(COMMANDS)}")
 
 

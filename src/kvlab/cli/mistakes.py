@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
+from typing import get_origin
 
+from kvlab.cli.known import kind_of
 from kvlab.errors import ConfigError, KvlabError, nearest, shown
 from kvlab.lab.files import refusal
 from kvlab.secrets import redact, redacted
@@ -17,6 +19,7 @@ _NOT_SAID = re.compile(
     r"|^\w+ raised while resolving interpolation: ",
     re.DOTALL,
 )
+SEVERAL = "has several values"  # the reason begins so, of a setting that has one
 _OPEN = ("tags", "model.architecture", "engine.options")  # take any keys
 
 
@@ -61,7 +64,10 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason = "is of no group that is written before it; the first is 0"
     elif name == "fleet.groups" and "Dict[str, Any]" in reason:
         reason = "must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'"
-    elif "is not a ListConfig" in reason or "with ListConfig" in reason:
+    elif "Ambiguous value" in reason and ("[" in value or get_origin(kind_of(name)) is not list):
+        reason = f"{SEVERAL}; sweep over them with kvlab run -m"
+        reason += f", or write one text, as \"{name}='...'\"" if kind_of(name) is str else ""
+    elif "is not a ListConfig" in reason or "with ListConfig" in reason or "Ambiguous value" in reason:
         reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."

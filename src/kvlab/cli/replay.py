@@ -61,12 +61,13 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
     from rich.progress import MofNCompleteColumn, Progress
 
     from kvlab.cli.compose import compose_one
+    from kvlab.config.groups import with_settings
     from kvlab.engine.threads import usable_cores
     from kvlab.kv.pools import POOLS
     from kvlab.lab.machine import available_memory
     from kvlab.lab.prefix_replay.curves import replay_curves
     from kvlab.lab.prefix_replay.traffic import read_traffic
-    from kvlab.lab.run.requests import requests_of
+    from kvlab.lab.run.requests import lengths_note, requests_of
     from kvlab.workloads.describe import unknown_prompts
 
     config = compose_one(overrides, "a replay")
@@ -87,7 +88,12 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         raise ConfigError("workload", config.workload.name, text)
     with console.status("reading the workload"):
         block_size = pool.block_size_for(config.kv, config.model.max_seq_len)
-        traffic = read_traffic(requests_of(config), block_size)
+        config = with_settings(config, {"executor.kind": "simulated"})  # nothing is computed
+        requests = requests_of(config)
+        note, traffic = lengths_note(config, requests), read_traffic(requests, block_size)
+        del requests  # which may take gigabytes
+    if note is not None:
+        console.print(note, soft_wrap=True)
     # No thread may draw while processes are made, which would have its locks.
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(

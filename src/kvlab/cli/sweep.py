@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,10 +91,16 @@ class PlanningSweeper(Sweeper):
 
         `arguments` are the overrides of the command line.
         """
-        try:
-            sweep, jobs = self._open([f"{key}={value}" for key, value in self._params.items()] + arguments)
-        except KvlabError as error:
-            fail(str(error))
+        texts = [f"{key}={value}" for key, value in self._params.items()] + arguments
+        with ExitStack() as claim:  # of the sweep's directory
+            try:
+                sweep, jobs = self._open(texts, claim)
+            except KvlabError as error:
+                fail(str(error))
+            return self._run(sweep, jobs)
+
+    def _run(self, sweep: Sweep, jobs: list[list[str]]) -> list[Any]:
+        """See `sweep`: launch the jobs, close the sweep."""
         first = int(sweep.plan.jobs[0].directory) if jobs else 0
         # In this process one by one, to report and to stop in between.
         size = 1 if sweep.plan.parallel == 1 else self._max_batch_size or max(len(jobs), 1)
@@ -114,11 +121,14 @@ class PlanningSweeper(Sweeper):
             sys.exit(code)
         return list(sweep.returned.values())
 
-    def _open(self, texts: list[str]) -> tuple[Sweep, list[list[str]]]:
-        """Compose the points and open the sweep. Returns it with the overrides of each job. Raises a KvlabError."""
+    def _open(self, texts: list[str], claim: ExitStack) -> tuple[Sweep, list[list[str]]]:
+        """Compose the points and open the sweep, in a directory that `claim` keeps for it alone. Returns it and the
+        overrides of each job. Raises a KvlabError.
+        """
         from kvlab.cli.sweep_points import compose_points
         from kvlab.lab.campaigns.sweep.plan import SweepPlan
         from kvlab.lab.campaigns.sweep.sweep import open_sweep
+        from kvlab.lab.files import claimed
         from kvlab.lab.results.provenance import sweep_digest
 
         config = self._master
@@ -152,6 +162,7 @@ class PlanningSweeper(Sweeper):
         )
         tracking = cast("TrackingConfig", OmegaConf.to_object(config.tracking))
         directory = Path(config.hydra.sweep.dir).resolve()
+        claim.enter_context(claimed("hydra.sweep.dir", directory))
         sweep = open_sweep(plan, [made.config for made in composed], directory, tracking, resume=config.resume)
         planned = zip(composed, sweep.plan.points, strict=True)
         return sweep, [made.overrides for made, point in planned if point.done_before is None]

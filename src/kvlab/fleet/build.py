@@ -60,7 +60,7 @@ def build_fleet(
     router = ROUTERS.get(config.router)(config, seed)
     fleet = Fleet([make(tiers.get(index, ())) for index, make in enumerate(makers)], router, is_open=is_open)
     load = router.load if config.load == "auto" else config.load
-    prefixes = router.prefixes if config.prefixes == "auto" else config.prefixes
+    prefixes = view_of_prefixes(config)
     period_s = config.load_s if load == "polled" else 0.0
     fleet.views = [
         SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
@@ -85,6 +85,18 @@ def build_fleet(
     return fleet
 
 
+def view_of_prefixes(config: FleetConfig) -> str:
+    """What the router knows of prefixes: as set, or as it does by default."""
+    return ROUTERS.get(config.router).prefixes if config.prefixes == "auto" else config.prefixes
+
+
+def without_prefixes(config: FleetConfig) -> ConfigError:
+    """Of replicas that have no prefix cache, behind a router that sees prefixes."""
+    by = ("fleet.router", config.router) if config.prefixes == "auto" else ("fleet.prefixes", config.prefixes)
+    text = "needs a prefix cache, and the replicas have none; use kv=paged with kv.prefix_sharing=true, or "
+    return ConfigError(*by, text + "a router that knows no prefixes, as fleet.router=least_requests")
+
+
 def _prefixes(
     kind: str, config: FleetConfig, memory: tuple[int, int, int], replica: Replica, seed: int
 ) -> PrefixView:
@@ -92,9 +104,7 @@ def _prefixes(
         return PrefixView()
     pool = replica.core.pool
     if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
-        by = ("fleet.router", config.router) if config.prefixes == "auto" else ("fleet.prefixes", kind)
-        text = "needs a prefix cache, and the replicas have none; use kv=paged with kv.prefix_sharing=true, or "
-        raise ConfigError(*by, text + "a router that knows no prefixes, as fleet.router=least_requests")
+        raise without_prefixes(config)
     if kind == "memory":
         size, capacity, most = memory
         return SentPrefixes(size, config.memory_blocks or capacity, most)

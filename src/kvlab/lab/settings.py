@@ -22,6 +22,7 @@ _NOT_MEASURED = frozenset(
 _NOT_NAMED = {"hydra", "tracking", "tags", "server"}  # groups of which a name says nothing
 _MOST_NAMED = 4  # settings
 _PLAIN = re.compile(r"[\w./:@%+~*-]*")  # a value that means itself without quotes, in Hydra's grammar
+_PLAIN_WITHIN = re.compile(r"[\w./:@%-]+", re.ASCII)  # the same within a list, unless it is another kind of value
 
 
 def setting(default: Any, text: str, value: str = "") -> Any:
@@ -47,8 +48,7 @@ def as_word(key: str, value: object) -> str:
     """A setting as it is typed on a command line, without the quotes that a shell needs."""
     if not isinstance(value, str):
         return f"{key}={_as_text(value)}"
-    word = value if _PLAIN.fullmatch(value) else _quoted(value, '"')
-    return f"{key}={word}"
+    return f"{key}={value if _PLAIN.fullmatch(value) else _quoted(value)}"
 
 
 def _as_text(value: object) -> str:
@@ -58,12 +58,22 @@ def _as_text(value: object) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(_as_text, value)) + "]"
     if isinstance(value, str):
-        return _quoted(value, "'")
+        return value if _PLAIN_WITHIN.fullmatch(value) and not _is_other(value) else _quoted(value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _quoted(text: str, mark: str) -> str:
-    return mark + text.replace(mark, f"\\{mark}") + mark
+def _is_other(text: str) -> bool:
+    """Whether it would be a number, true, false or null."""
+    try:
+        float(text)
+    except ValueError:
+        return text.lower() in ("true", "false", "null")
+    return True
+
+
+def _quoted(text: str) -> str:
+    """In double quotes, as a shell has the word in single ones."""
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 def key_of(word: str) -> str:

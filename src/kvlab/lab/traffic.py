@@ -17,6 +17,7 @@ from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import (
     PARQUET,
+    RECORDED,
     UNKNOWN,
     Header,
     TracedRequest,
@@ -219,8 +220,12 @@ def _target(file: str, settings: ImportSettings) -> Path:
     path = Path(settings.to or f"{name.name}.trace.jsonl")
     if path.exists() and path.samefile(file):
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
-    if path.is_file() and path.stat().st_size and not is_trace(str(path), read_head(str(path))):
-        raise ConfigError("to", path, "is there, and no trace; name another file, or move that one away")
+    if path.is_file() and path.stat().st_size:
+        advice = "name another file, or move that one away"
+        if not is_trace(str(path), read_head(str(path))):
+            raise ConfigError("to", path, f"is there, and no trace; {advice}")
+        if read_header(str(path), "to").source == RECORDED:  # which no import makes again
+            raise ConfigError("to", path, f"is there, and what kvlab record recorded; {advice}")
     return path
 
 

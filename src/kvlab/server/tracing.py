@@ -20,7 +20,7 @@ from typing import IO, Any
 from kvlab.errors import KvlabError, shown
 from kvlab.server.said import LEFT, Choice, Exchange, said_of
 from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, prompts_of, text_encoder
-from kvlab.workloads.trace_format import Header, TracedRequest, file_mode, header_line
+from kvlab.workloads.trace_format import RECORDED, Header, TracedRequest, file_mode, header_line
 
 BLOCK_TOKENS = 16
 #: tokenizer=upstream: the server that is recorded makes tokens of texts, by its /tokenize.
@@ -98,7 +98,7 @@ class Tracer:
             BLOCK_TOKENS,
             self._hasher.key_id,
             settings.tokenizer,
-            source="record",
+            source=RECORDED,
             unknown=unknown,
             order="end",
             started=settings.started,

@@ -25,6 +25,7 @@ from kvlab.workloads.traces import Place, are_ids
 VERSION = 1
 MARK = "kvlab_trace"
 PARQUET = ".parquet"
+RECORDED = "record"  # the source of what kvlab record wrote
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 #: What a source may not tell, and what follows from it.
 UNKNOWN = {

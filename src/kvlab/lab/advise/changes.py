@@ -14,6 +14,7 @@ from kvlab.lab.advise.simulations import Settings
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
 
+_BLOCK, _BLOCKS = "kv.block_size", "kv.num_blocks"
 _MOST_TOKENS = 65_536
 _QUALITY = "quality: {} more perplexity (experiments/precision)"
 _NETWORK = "a network between replicas (fleet.link)"
@@ -139,12 +140,27 @@ def _of_part(number: int, part: Part, facts: TrafficFacts) -> Iterator[Change]:
 
 def _of_others(change: Change, parts: Sequence[Part]) -> Iterator[Change]:
     """A change of the run's settings, which groups that have their own keep; nothing where one has some of them."""
-    keys = change.settings.keys()
+    keys = set(change.settings)
+    if (size := change.settings.get(_BLOCK)) is not None:
+        change, keys = replace(change, settings=_joined((change.settings, _in_blocks(parts, size)))), {_BLOCK}
     others = [part.name for part in parts if not part.own & keys]
     if len(others) == len(parts):
         yield change
     elif others and all(part.own >= keys for part in parts if part.name not in others):
         yield replace(change, cost=f"{change.cost} (of {', '.join(others)} alone)")
+
+
+def _in_blocks(parts: Sequence[Part], size: int) -> dict[str, Any]:
+    """The number of blocks of each group that has it or their size of its own, so that it keeps its memory where
+    the run has blocks of `size` tokens.
+    """
+    found = dict[str, Any]()
+    for number, part in enumerate(parts):
+        own = part.own & {_BLOCK, _BLOCKS}
+        if len(own) == 1 and part.kv.num_blocks is not None:
+            tokens = part.kv.num_blocks * part.kv.block_size
+            found |= of_part(number, {_BLOCKS: tokens // (part.kv.block_size if _BLOCK in own else size)})
+    return found
 
 
 def _layouts(config: RunConfig, devices: int) -> Iterator[Change]:
@@ -178,7 +194,7 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
     if not paged:
         yield Change("memory in blocks", {"kv.backend": compared_backends()[0]})
     if kv.num_blocks is not None or kv.memory is not None:
-        yield Change("size of the pool", {"kv.num_blocks": None, "kv.memory": None}, cost="all that weights leave")
+        yield Change("size of the pool", {_BLOCKS: None, "kv.memory": None}, cost="all that weights leave")
     elif executor.memory_utilization < 0.95:
         share = {"executor.memory_utilization": 0.95}
         yield Change("size of the pool", share, cost="less memory left for other programs")
@@ -201,8 +217,8 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         return
     for size in (16, 32, 64):
         if size != kv.block_size:
-            blocks = {} if kv.num_blocks is None else {"kv.num_blocks": kv.num_blocks * kv.block_size // size}
-            yield Change("block size", {"kv.block_size": size} | blocks)
+            blocks = {} if kv.num_blocks is None else {_BLOCKS: kv.num_blocks * kv.block_size // size}
+            yield Change("block size", {_BLOCK: size} | blocks)
     if facts.best_eviction is not None:
         yield Change("eviction", {"kv.eviction": facts.best_eviction})
     if facts.misses:

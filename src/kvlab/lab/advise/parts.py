@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvlab.config import RunConfig, SchedulerConfig
+from kvlab.config import KVConfig, RunConfig, SchedulerConfig
 from kvlab.config.groups import OWN_KEYS, with_settings
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
@@ -18,6 +18,7 @@ class Part(NamedTuple):
     devices: int
     hardware: str
     scheduler: SchedulerConfig
+    kv: KVConfig
     own: frozenset[str]  # keys of settings
 
 
@@ -29,7 +30,7 @@ def parts_of(config: RunConfig) -> list[Part]:
         own = with_settings(config, settings)
         hardware = own.hardware.name if own.hardware else ""
         name, devices = str(group["name"]), own.executor.devices
-        found.append(Part(name, group["count"], devices, hardware, own.scheduler, frozenset(settings)))
+        found.append(Part(name, group["count"], devices, hardware, own.scheduler, own.kv, frozenset(settings)))
     return found
 
 

@@ -82,7 +82,7 @@ def show(advice: Advice, console: Terminal) -> None:
     for note in advice.notes:
         line(f"note: {note}", "dim")
     if advice.plan.settings:
-        line(f"try it: {advice.plan.command}")
+        console.print(f"try it: {advice.plan.command}", soft_wrap=True)  # as one line, to be copied
 
 
 def _headroom(advice: Advice) -> Iterator[str]:

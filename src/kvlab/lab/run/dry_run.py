@@ -10,7 +10,7 @@ from kvlab.core import Request
 from kvlab.kv.pools import POOLS
 from kvlab.lab.files import check_directory
 from kvlab.lab.results.tables import count, new_table
-from kvlab.lab.run.requests import requests_of
+from kvlab.lab.run.requests import lengths_note, requests_of
 from kvlab.lab.terminal import Terminal, marked
 from kvlab.workloads.describe import unknown_prompts
 from kvlab.workloads.prefixes import PrefixTree, prefix_tree
@@ -26,6 +26,8 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
     block_size = POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len)
     tree = prefix_tree(requests, block_size)
     _print(config.workload, requests, tree, console)
+    if note := lengths_note(config, requests):
+        console.print(note, soft_wrap=True)
     from kvlab.lab.figures import save_figures  # Matplotlib takes half a second to import
     from kvlab.lab.figures.workload import workload_figure
 

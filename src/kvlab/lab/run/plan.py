@@ -14,7 +14,7 @@ from kvlab.errors import CapacityError, ConfigError, KvlabError
 from kvlab.kv.sizing import check_longest_sequence
 from kvlab.lab.capacity import sequences_that_fit
 from kvlab.lab.machine import available_memory, describe
-from kvlab.lab.run.fleet import check_blocks, check_pulling
+from kvlab.lab.run.fleet import check_blocks, check_fleet
 from kvlab.lab.run.requests import check_lengths, requests_of
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer
 from kvlab.workloads import may_sample
@@ -120,7 +120,7 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
     if config.fleet.replicas > 1 and (plan.recording is not None or config.debug.profile):
         key = "debug.profile=true" if config.debug.profile else "executor=playback"
         raise ConfigError("fleet.replicas", config.fleet.replicas, f"{key} looks into one engine; leave it at 1")
-    check_pulling(plan, config.fleet)
+    check_fleet(plan, config.fleet)
     if config.debug.profile and plan.kernels is None:
         raise ConfigError("debug.profile", True, f"executor.kind={config.executor.kind} has no parts to be timed")
     if config.debug.profile and plan.is_real and (ranks := config.executor.tensor_parallel) > 1:

@@ -9,6 +9,7 @@ from kvlab.config.fleet import LinkConfig
 from kvlab.config.server_defaults import server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
+from kvlab.kv.groups import layers_per_block
 from kvlab.kv.pools import POOLS
 from kvlab.kv.tiers.settings import tier_pages
 from kvlab.lab.results.answers import sample_answers
@@ -22,6 +23,7 @@ from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.run.plan import RunPlan
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.recording import RunContext
+from kvlab.lab.run.requests import lengths_note
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
@@ -82,8 +84,8 @@ class Reporter:
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
         self._once("; ".join([_weights(own), *([] if own.groups else [_cache(own)]), *_kernels(own), _where(own)]))
-        if link := _link(config):
-            self._once(link)
+        for sentence in filter(None, (_link(config), lengths_note(config, plan.requests))):
+            self._once(sentence)
         if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):
             name = redact(config.model.name)
             self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
@@ -93,10 +95,9 @@ class Reporter:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
                 self._once(name + _as_simulated(group.plan, timing))
-                hardware = group.plan.config.hardware
-                for setting in timing.unread(hardware) if hardware else ():
-                    text = f"{name}{setting} has no effect here: steps take what was measured, timing "
-                    self.note(f"{text}{timing.description}; executor.timing=roofline reads it")
+                hardware, framework = group.plan.config.hardware, group.plan.config.framework
+                for sentence in timing.unread(hardware, framework) if hardware else ():
+                    self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
         """How long it will take here, where that is worth measuring the machine's rates."""
@@ -188,8 +189,11 @@ def _where(plan: RunPlan) -> str:
 def _cache(plan: RunPlan) -> str:
     """A replica's KV cache."""
     kv, pool = plan.config.kv, plan.pool
-    text = f"KV cache: {pool.num_blocks} {POOLS.get(kv.backend).unit}s of {pool.block_size} tokens, "
-    text += f"{format_bytes(pool.num_bytes)} in {plan.config.kv_dtype}"
+    text = f"KV cache: {pool.num_blocks} {POOLS.get(kv.backend).unit}s of {pool.block_size} tokens"
+    if pool.groups:
+        layers = layers_per_block(pool.groups)
+        text += f" x {layers} layer{'s' * (layers > 1)}"
+    text += f", {format_bytes(pool.num_bytes)} in {plan.config.kv_dtype}"
     for name, key in (("host memory", "kv.offload"), ("disk", "kv.offload_disk")):
         if pages := tier_pages(kv, pool, key):
             text += f", {pages:,} more in {name}"

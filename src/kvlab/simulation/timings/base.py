@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import EngineConfig, HardwareConfig
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.core import StepRecord
 from kvlab.models.config import DecoderConfig
 from kvlab.paths import CONF
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int64]
 #: Of a device, beside its arithmetic, what a roofline reads to time steps.
 _RATES = ("bandwidth_gb_s", "bandwidth_efficiency", "compute_efficiency", "launch_us")
+_OF_KERNELS = ("fp8_scales", "expert_kernels", "fused_allreduce_mib", "device_token_us")  # of a framework
 _LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
 
 
@@ -47,6 +48,7 @@ class Deployment:
 class Timing(ABC):
     """Where the times of one deployment's steps come from."""
 
+    source = "what was measured"  # of the times of its steps
     because: str | None = None  # to know before there are figures: why not what `auto` prefers; how near it was
 
     @classmethod
@@ -59,9 +61,14 @@ class Timing(ABC):
     def description(self) -> str:
         """Where its times come from, in words: a run says so wherever it says that it is simulated."""
 
-    def unread(self, hardware: HardwareConfig) -> list[str]:
-        """Settings of the device, as key=value, that are in none of the times."""
+    def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
+        """A sentence for each setting that was set for other timings, and is in none of the times."""
         return []
+
+    def _unread(self, settings: Sequence[str], reader: str) -> list[str]:
+        """The sentences for settings, as key=value, of another timing, the `reader`."""
+        because = f"has no effect here: steps take {self.source}, timing {self.description}"
+        return [f"{setting} {because}; executor.timing={reader} reads it" for setting in settings]
 
     def remark(self, steps: Sequence[StepRecord]) -> str | None:
         """What a user should know of the times of a run's steps; None: nothing."""
@@ -106,18 +113,29 @@ class StepTiming(Timing):
 
 def set_rates(hardware: HardwareConfig) -> list[str]:
     """What a roofline reads of the device that is other than in its file, as key=value."""
-    import yaml  # this late: engines that compute do without it
-
-    files = (folder / "hardware" / f"{hardware.name}.yaml" for folder in (CONF, Path("conf")))
-    file = next(filter(Path.is_file, files), None)
-    written: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file else {}
-    known = {name: value for name, value in written.items() if "${" not in str(value)}  # the others are measured
-    usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | known)
+    usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | _written("hardware", hardware.name))
     return [
         f"hardware.{name}={value if isinstance(value, bool) else format(value, 'g')}"
         for name, value in _rates(asdict(hardware)).items()
         if value != usual.get(name)
     ]
+
+
+def set_kernels(framework: FrameworkConfig) -> list[str]:
+    """What measured operations read of the framework that is other than in its file, as key=value."""
+    usual = asdict(FrameworkConfig()) | _written("framework", framework.name)
+    values = {name: getattr(framework, name) for name in _OF_KERNELS}
+    return [f"framework.{name}={value}" for name, value in values.items() if value != usual[name]]
+
+
+def _written(group: str, name: str) -> dict[str, Any]:
+    """The settings of a file of a group that are known before anything is measured."""
+    import yaml  # this late: engines that compute do without it
+
+    files = (folder / group / f"{name}.yaml" for folder in (CONF, Path("conf")))
+    file = next(filter(Path.is_file, files), None)
+    written: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file else {}
+    return {name: value for name, value in written.items() if "${" not in str(value)}
 
 
 def _rates(settings: Mapping[str, Any]) -> dict[str, float]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.config import HardwareConfig
+from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.core import StepRecord, attended_pairs
 from kvlab.errors import ConfigError
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig
 from kvlab.simulation.calibration import KEY, Calibration, Subject
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_rates
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_kernels, set_rates
 from kvlab.simulation.work import Work
 
 _SHOWN = {"sequences": "sequences", "tokens": "tokens", "context": "context tokens"}
@@ -60,8 +60,8 @@ class FittedTiming(StepTiming):
         threads = f"{calibration.threads} thread{'s' * (calibration.threads != 1)}"
         return f"fitted on {calibration.machine}, {threads}"
 
-    def unread(self, hardware: HardwareConfig) -> list[str]:
-        return set_rates(hardware)
+    def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
+        return self._unread(set_rates(hardware), "roofline") + self._unread(set_kernels(framework), "silicon")
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self._seconds(new_tokens, lengths, sampled, 0)

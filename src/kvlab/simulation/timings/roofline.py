@@ -28,14 +28,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import HardwareConfig
+from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.core import attended_pairs
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import SparseConfig
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, StepTiming
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_kernels
 
 Rates = NDArray[np.float64]
 Number = TypeVar("Number", float, Rates)
@@ -75,6 +75,10 @@ class RooflineTiming(StepTiming):
     because: str | None = None
 
     description = "roofline"
+    source = "what bandwidth and arithmetic give"
+
+    def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
+        return self._unread(set_kernels(framework), "silicon")
 
     @classmethod
     def of(cls, deployment: Deployment) -> RooflineTiming:

@@ -29,7 +29,7 @@ from operator import add
 
 import numpy as np
 
-from kvlab.config import EngineConfig, HardwareConfig
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import Division, Formats, SparseConfig
@@ -131,8 +131,8 @@ class SiliconTiming(StepTiming):
     def description(self) -> str:
         return f"silicon ({self._tables.name})"
 
-    def unread(self, hardware: HardwareConfig) -> list[str]:
-        return set_rates(hardware)
+    def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
+        return self._unread(set_rates(hardware), "roofline")
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self.run_s(new_tokens, lengths[None], sampled)[0]

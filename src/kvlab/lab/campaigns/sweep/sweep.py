@@ -17,7 +17,7 @@ from kvlab.lab.campaigns.sweep.history import History, close_parent, open_histor
 from kvlab.lab.campaigns.sweep.plan import Point, SweepPlan
 from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status_of, table_rows
 from kvlab.lab.campaigns.sweep.status import SweepProgress, announcement, print_results
-from kvlab.lab.files import attempt, check_directory, sentences, write_csv
+from kvlab.lab.files import attempt, sentences, write_csv
 from kvlab.lab.results.artifacts import write_summary
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.results.records import read_run, read_summary
@@ -102,10 +102,9 @@ def open_sweep(
 ) -> Sweep:
     """Look up what is done, open the parent run, write the plan, announce it.
 
-    `configs` are those of the plan's points; None where one contradicts itself.
+    `configs` are those of the plan's points; None where one contradicts itself. `directory` is the caller's alone.
     Raises a KvlabError for a sweep that cannot begin.
     """
-    check_directory("hydra.sweep.dir", directory)
     history: History | None = None
     tracker: Tracker | None = Tracker()
     done: list[TrackedRun | None] = [None] * len(plan.points)

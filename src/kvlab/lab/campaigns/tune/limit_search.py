@@ -19,6 +19,7 @@ from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.results.sureness import ACCURACY, how_far_off
+from kvlab.lab.run.fleet import check_fleet
 from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
 from kvlab.lab.terminal import Terminal
@@ -56,15 +57,15 @@ class LimitSearch(ABC):
             text = "needs a limit; set slo.ttft_ms, slo.tpot_ms or both, in milliseconds"
             raise ConfigError("find", self.find, text)
         self.range = self.range_of(config, settings)
-        plan_any(config)  # what cannot run is refused before the search is recorded
+        first, last = (with_settings(config, {self.range.key: end}) for end in (self.range.low, self.range.high))
+        for part in plan_any(config).parts:  # what cannot run is refused before the search is recorded
+            check_fleet(part.plan, last.fleet)
         self.words = [text for text in overrides if key_of(text) != self.range.key]
         parts = [self.find, config_digest(config, any_repeat=True), settings.rates or ""]
         self.runs = Trials(self.find, parts, config, self.words, settings.output, compose, console)
         self.ended: dict[float, Ended] = {}
         # As a router of one replica: what other runs of the search read is nothing to change.
-        ends = (with_settings(config, {self.range.key: end}) for end in (self.range.low, self.range.high))
-        first, last = (set(without_effect(end)) for end in ends)
-        self.runs.said |= first - last
+        self.runs.said |= set(without_effect(first)) - set(without_effect(last))
 
     @abstractmethod
     def range_of(self, config: RunConfig, settings: TuneSettings) -> RateRange:

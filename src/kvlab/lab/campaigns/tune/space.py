@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import optuna
 
@@ -11,11 +10,10 @@ from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.pools import POOLS
 from kvlab.lab.capacity import CapacityPlan, plan_capacity
 from kvlab.lab.run.plan import plan_run
-from kvlab.models.tokenizer import load_tokenizer
+from kvlab.lab.run.requests import requests_of
 from kvlab.peers.engines import is_peer
 from kvlab.planning.cache import planned_pool
 from kvlab.planning.settings import resolve_device
-from kvlab.workloads import build_requests
 from kvlab.workloads.prompts import grown_lengths
 
 BATCH, BLOCKS = "scheduler.max_batch_size", "kv.num_blocks"
@@ -65,8 +63,7 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
         text = "batch and pool are searched for kvlab's own engine; find=rate searches a rate for any"
         raise ConfigError("engine", config.engine.kind, text)
     config, plan = _first_that_fits(config, memory, fixed)
-    load = partial(load_tokenizer, config.model)
-    requests = build_requests(config.workload, vocab_size=plan.model.vocab_size, seed=config.seed, tokenizer=load)
+    requests = requests_of(config)
     lengths = grown_lengths(requests)
     sequences = sum(request.sampling.n for request in requests)
     stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
