@@ -57,4 +57,5 @@ def found_in(text: bytes) -> str:
 def check(folder: Path, *commands: Command) -> None:
     leaks = {name: found_in(text) for name, text in texts(folder)}
     leaks |= {f"output {number}": found_in(each.output.encode()) for number, each in enumerate(commands)}
-    assert {name: leak for name, leak in leaks.items() if leak} == {}
+    found = {name: leak for name, leak in leaks.items() if leak}
+    assert not found, found
