@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ class Checkpoint:
     directory: Path
     config: DecoderConfig
     decoder: Decoder
-    _generated: dict[tuple[TokenIds, int], list[int]] = field(default_factory=dict)
+    _picked: dict[tuple[TokenIds, TokenIds], list[int]] = field(default_factory=dict)
 
     def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """transformers' logits `[tokens, vocab]` of one sequence."""
@@ -148,16 +149,15 @@ class Checkpoint:
         layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
         return torch.stack(layers).permute(3, 0, 1, 2, 4)
 
-    def generate(self, prompt: TokenIds, count: int) -> list[int]:
-        """The tokens that transformers generates after a prompt, greedily."""
-        key = (prompt, count)
-        if key not in self._generated:
-            ids = torch.tensor([prompt])
-            output = self.reference.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-            )
-            self._generated[key] = output[0, len(prompt) :].tolist()
-        return self._generated[key]
+    def greedy(self, prompt: TokenIds, answer: Sequence[int]) -> list[int]:
+        """The tokens that transformers picks behind a prompt and behind each token of an answer but the last. Where
+        they are the answer, it is what transformers generates greedily, found in one pass.
+        """
+        key = prompt, tuple(answer)
+        if key not in self._picked:
+            logits = self.logits((*prompt, *answer[:-1]))
+            self._picked[key] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+        return self._picked[key]
 
 
 class Checkpoints:

@@ -87,11 +87,12 @@ def fault_is_over(fault: Fault) -> None:
 @then(parsers.parse('"{name}" failed after {count:d} tokens of output'), target_fixture="culprit")
 def failed_with(server: Server, model: Checkpoint, name: str, count: int) -> str:
     sequence = server.sequences[name]
-    expected = model.generate(sequence.request.prompt_token_ids, sequence.request.sampling.max_tokens)
     assert sequence.finish_reason is FinishReason.FAILED
     assert sequence.error
     outputs = server.outputs[name]
-    assert [output.token_id for output in outputs] == [*expected[:count], None]
+    tokens = [output.token_id for output in outputs if output.token_id is not None]
+    assert (len(outputs), len(tokens), outputs[-1].token_id) == (count + 1, count, None)
+    assert not tokens or tokens == model.greedy(sequence.request.prompt_token_ids, tokens)
     assert outputs[-1].error == sequence.error
     return name
 
@@ -102,9 +103,8 @@ def others_equal_reference(server: Server, model: Checkpoint, culprit: str) -> N
         if name != culprit:
             request = sequence.request
             assert sequence.finish_reason is FinishReason.LENGTH
-            assert sequence.output_token_ids == model.generate(
-                request.prompt_token_ids, request.sampling.max_tokens
-            )
+            assert sequence.num_output_tokens == request.sampling.max_tokens
+            assert sequence.output_token_ids == model.greedy(request.prompt_token_ids, sequence.output_token_ids)
 
 
 @then("every request failed")

@@ -9,21 +9,29 @@ choice are left out.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from kvlab.attention.base import AttentionBackend, AttentionSpec
 from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.protocol import EngineStats
 from kvlab.errors import BackendError
 from kvlab.lab.run.drive import drive
+from kvlab.models.config import DecoderConfig
+from kvlab.models.decoder import Decoder
+from kvlab.models.ops.base import Ops
 from kvlab.models.tokenizer import load_tokenizer
+from kvlab.models.weights import WeightSource
 from kvlab.workloads import build_requests
-from tests.support.published import dequantised_once, smollm2_file
+from tests.support.published import smollm2_file
 
 FILE = Path(__file__).with_name("published_tokens.json")
 PROMPTS, TOKENS = 32, 64
@@ -69,10 +77,33 @@ def margin(model: Any, prompt: list[int], tokens: list[int]) -> float:
     return float((logits.gather(1, picked)[:, 0] - others).min())
 
 
+_DECODERS: dict[tuple[object, ...], Decoder] = {}
+
+
+def _decoder(
+    config: DecoderConfig,
+    weights: WeightSource,
+    attention: AttentionBackend,
+    specs: Sequence[AttentionSpec],
+    max_positions: int,
+    ops: Ops,
+) -> Decoder:
+    """A decoder of the model, which shares its weights with earlier ones: to read and pack them takes as long as to
+    serve a few prompts.
+    """
+    key = tuple(specs), max_positions, ops.name
+    if key not in _DECODERS:
+        _DECODERS[key] = Decoder(config, weights, attention, specs, max_positions, ops)
+    decoder = copy(_DECODERS[key])
+    decoder.attention = attention
+    decoder._stack = ops.stack(decoder._layers, attention)
+    return decoder
+
+
 def served(prompts: list[list[int]], *overrides: str, tokens: int = TOKENS) -> tuple[list[list[int]], EngineStats]:
     """The greedy tokens that kvlab gives these prompts, all at once, past any end of sequence."""
     config = compose_run(["model=smollm2_135m", "executor=cpu", *SETTINGS, *overrides]).config
-    with dequantised_once():
+    with patch("kvlab.engine.executors.torch.Decoder", _decoder):
         engine = build_engine(plan_engine(config))
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     asked = [Request(f"r{index}", tuple(prompt), sampling) for index, prompt in enumerate(prompts)]

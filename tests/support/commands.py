@@ -76,6 +76,7 @@ def call(main: Callable[[], None], *arguments: str) -> Command:
 def kvlab_run(arguments: list[str]) -> None:
     """The command, in a process that is its own."""
     sys.argv = ["kvlab run", *arguments]
+    sys.orig_argv = [sys.executable, "-m", "src.run", *arguments]  # where a run looks for what started it
     kvlab.cli.run.main()
 
 
