@@ -40,38 +40,36 @@ bool is_in_tiles(const LinearWeight& weight, int rows) {
 #endif
 }
 
-#if defined(KVLAB_TILES)
-// The largest output of each row, over the results of all threads.
-template <class Weight>
-void largest(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, float* values, int64_t* indices,
-             int threads) {
-    std::vector<uint64_t> best(size_t(threads) * product.rows);
-    linear_in_tiles<Weight>(product, x, x_stride, inputs, threads, best.data());
-    for (int row = 0; row < product.rows; ++row) {
+// The largest output of each row, over the results of all threads: `find` takes [threads, rows] keys to fill.
+template <class Find>
+void largest(int rows, int threads, float* values, int64_t* indices, Find find) {
+    std::vector<uint64_t> best(size_t(threads) * rows);
+    find(best.data());
+    for (int row = 0; row < rows; ++row) {
         uint64_t most = 0;
-        for (int thread = 0; thread < threads; ++thread)
-            most = std::max(most, best[size_t(thread) * product.rows + row]);
+        for (int thread = 0; thread < threads; ++thread) most = std::max(most, best[size_t(thread) * rows + row]);
         values[row] = number_of(most);
         indices[row] = index_of(most);
     }
 }
-#endif
 
-void linear(const ProductOf<float>& product, const float* x, int64_t x_stride, int inputs, int threads) {
-    if (product.rows) linear_in_vectors<Float32, AsFloats>(product, x, x_stride, inputs, threads);
+// `best`: null, or what is wanted instead of outputs, see linear_in_vectors.hpp.
+void linear(const ProductOf<float>& product, const float* x, int64_t x_stride, int inputs, int threads,
+            uint64_t* best = nullptr) {
+    if (product.rows) linear_in_vectors<Float32, AsFloats>(product, x, x_stride, inputs, threads, best);
 }
 
 template <class Weight>
-void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {
+void linear(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads, uint64_t* best = nullptr) {
     if (product.rows == 0) return;
 #if defined(KVLAB_TILES)
-    if (in_tiles<Weight>(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads);
+    if (in_tiles<Weight>(inputs)) return linear_in_tiles<Weight>(product, x, x_stride, inputs, threads, best);
 #endif
 #if defined(KVLAB_PAIRS)
     const bool pairs = product.rows <= FEW_ROWS ? chosen_paths.few_in_pairs : chosen_paths.many_in_pairs;
-    if (pairs) return linear_in_vectors<Weight, InPairs>(product, x, x_stride, inputs, threads);
+    if (pairs) return linear_in_vectors<Weight, InPairs>(product, x, x_stride, inputs, threads, best);
 #endif
-    linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads);
+    linear_in_vectors<Weight, AsFloats>(product, x, x_stride, inputs, threads, best);
 }
 
 // `work` for the weight's format: its argument is a BFloat16, Int8 or Compact. In vectors, products in integers go
@@ -155,19 +153,24 @@ extern "C" void kvlab_linear_gated(const void* x, int64_t x_stride, int rows, co
 }
 
 // kvlab_linear in float32 and then kvlab_topk with count 1, without storing the product: values and indices [rows].
-// Returns 0, with nothing done, where there are no tiles for this number of inputs.
+// Returns 0, with nothing done, where products are in integers but not in tiles.
 extern "C" int kvlab_linear_top1(const void* x, int64_t x_stride, int rows, const LinearWeight* weight, float* values,
                                  int64_t* indices, int threads) {
-#if defined(KVLAB_TILES)
-    if (is_in_tiles(*weight, rows)) {
+    if (weight->format == WEIGHT_INT8_W8A8 && !is_in_tiles(*weight, rows)) return 0;
+    largest(rows, threads, values, indices, [&](uint64_t* best) {
+        if (weight->element_bytes == 4) {
+            const auto product = product_of<float>(*weight, rows, nullptr);
+            return linear(product, static_cast<const float*>(x), x_stride, weight->inputs, threads, best);
+        }
         const Product product = product_of<uint16_t>(*weight, rows, nullptr);
-        const auto find = [&](auto format) {
-            largest<decltype(format)>(product, static_cast<const uint16_t*>(x), x_stride, weight->inputs,
-                                      values, indices, threads);
-        };
-        weight->format == WEIGHT_INT8_W8A8 ? find(Int8Quads{}) : in_format(*weight, find);
-        return 1;
-    }
+        const auto* from = static_cast<const uint16_t*>(x);
+#if defined(KVLAB_TILES)
+        if (weight->format == WEIGHT_INT8_W8A8)
+            return linear_in_tiles<Int8Quads>(product, from, x_stride, weight->inputs, threads, best);
 #endif
-    return 0;
+        in_format(*weight, [&](auto format) {
+            linear<decltype(format)>(product, from, x_stride, weight->inputs, threads, best);
+        });
+    });
+    return 1;
 }

@@ -10,6 +10,10 @@
 #include "compact_weight.hpp"
 #include "interface.hpp"
 #include "packed_weight.hpp"
+#include "ranking.hpp"
+#include "runs.hpp"
+
+#include <omp.h>
 
 #include <type_traits>
 
@@ -59,6 +63,7 @@ struct VectorProduct : ProductOf<Element> {
     int first_panel = 0;  // at `weights`
     char* unpacked = nullptr;  // where weights in 12 bits are unpacked to: of each of PANELS panels
     int room = 0;              // so many pairs, a piece's or all
+    uint64_t* best = nullptr;  // keys of each row's largest output so far, which are wanted instead of all outputs
 };
 
 // VECTORS panels from `panel` on, `stride` bytes apart. They are read in pieces, one after another: the first panel's pairs
@@ -147,9 +152,22 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
     }
 }
 
+// Keep the largest of a row and VECTORS panels. Of equal ones the first counts, whichever comes later.
+template <int VECTORS, class Element>
+void keep_largest(const VectorProduct<Element>& product, int row, int panel, const Floats (&sums)[VECTORS]) {
+    uint64_t& best = product.best[row];
+    for (int v = 0; v < VECTORS; ++v) {
+        const int first = (panel + v) * LANES, lanes = std::min(LANES, product.outputs - first);
+        const Floats outputs = finished(product, panel + v, sums[v]);
+        if (!any(~(outputs < all(number_of(best))))) continue;  // a NaN is not less, nor is anything less than one
+        for (int lane = 0; lane < lanes; ++lane) best = std::max(best, key_of(outputs[lane], first + lane));
+    }
+}
+
 // Write the outputs of a row and VECTORS panels: two are a cache line.
 template <int VECTORS, class Element>
 INLINE void store_panels(const VectorProduct<Element>& product, int row, int panel, const Floats (&sums)[VECTORS]) {
+    if (product.best) return keep_largest(product, row, panel, sums);
 #if defined(__AVX512BF16__)
     if constexpr (VECTORS == 2 && sizeof(Element) == 2)
         if (!product.out_in_float32 && (panel + VECTORS) * LANES <= product.outputs) {
@@ -290,15 +308,17 @@ void pack_rows(const uint16_t* x, int64_t stride, int rows, int inputs, int bloc
     }
 }
 
+// `best` [threads, rows]: null, or receives the key of the largest output of each row that each thread found (0: none).
 template <class Weight, class Arithmetic, class Element>
-void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_t x_stride, int inputs, int threads) {
+void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_t x_stride, int inputs, int threads,
+                       uint64_t* best) {
     const int rows = whole.rows, blocks = (rows + ROWS - 1) / ROWS;
     constexpr int PER_PAIR = Arithmetic::PER_PAIR;
     const int64_t packed_bytes = int64_t(blocks) * whole.pairs * ROWS * PER_PAIR * sizeof(float);
     float* const packed_x = reinterpret_cast<float*>(packed_blocks.at_least(packed_bytes));
     const VectorProduct<Element> product{whole, packed_x};
-    const int panels = product.panels(), groups = (panels + PANELS - 1) / PANELS;
-    const int at_once = std::max(1, groups / (threads * 16));
+    const int panels = product.panels();
+    Runs runs((panels + PANELS - 1) / PANELS, threads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static) collapse(2)
@@ -310,10 +330,11 @@ void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_
                 else
                     pack_rows<PER_PAIR>(x, x_stride, rows, inputs, block, begin, end, packed_x);
             }
-#pragma omp for schedule(dynamic, at_once)
-        for (int group = 0; group < groups; ++group) {
+        const int thread = omp_get_thread_num();
+        runs.each(thread, [&](int group) {
             const int first = group * PANELS, last = std::min(first + PANELS, panels);
             VectorProduct<Element> part = product;
+            part.best = best ? best + int64_t(thread) * rows : nullptr;
             int block = 0;
 #if defined(KVLAB_COMPACT)
             if constexpr (std::is_same_v<Weight, Compact>) {  // the first block unpacks for the others
@@ -326,7 +347,7 @@ void linear_in_vectors(const ProductOf<Element>& whole, const Element* x, int64_
 #endif
             using Read = typename PanelsOf<Weight, 1>::Read;
             for (; block < blocks; ++block) multiply<Read, Arithmetic>(part, block, first, last);
-        }
+        });
     }
 }
 

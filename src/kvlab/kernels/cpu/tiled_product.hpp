@@ -8,9 +8,9 @@
 #include "block_weights.hpp"
 #include "buffer.hpp"
 #include "linear_outputs.hpp"
+#include "runs.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <type_traits>
 
 #if defined(KVLAB_TILES)
@@ -44,12 +44,6 @@ struct Part {
 
     int steps() const { return end - begin; }
     int tiles() const { return (last_row - first_row + TILE_SIDE - 1) / TILE_SIDE; }
-};
-
-// Consecutive stripes for one thread. A thread that has finished its own takes stripes of the others.
-struct alignas(64) Run {
-    std::atomic<int> next;
-    int end;
 };
 
 // A block of ROWS tiles of rows by COLUMNS panels. Weights that several blocks read are prefetched during the blocks of the
@@ -110,7 +104,7 @@ public:
 
     // Multiply a part by the stripes that are left of a run.
     void multiply(const Part& part, Run& run, PendingOutputs& pending) const {
-        for (int stripe; (stripe = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;)
+        for (int stripe; (stripe = run.take()) < run.end;)
             multiply(part, stripe, std::min(stripe + 1, run.end - 1), pending);
     }
 
