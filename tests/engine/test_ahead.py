@@ -55,6 +55,10 @@ class TestAhead:
         found = steps({"b": 0.0, "c": 0.0}, {"b": 5}, 4, max_batch_size=2, ahead=True, admission_reserve=0)
         assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "ac", "a"]  # `c` finds one block, and needs another
 
+    def test_what_ended_gives_up_its_memory_before_anyone_fails(self) -> None:
+        found = steps({"b": 0.0}, {"b": 5}, 4, ahead=True, admission_reserve=0, on_exhaustion="fail")
+        assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "a", "a"]
+
     def test_an_idle_engine_takes_it_at_once(self) -> None:
         assert steps({}, ahead=True)[0] == "a"
 

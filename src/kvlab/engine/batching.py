@@ -180,6 +180,8 @@ class BatchBuilder:
             except OutOfBlocksError as error:
                 if part.proposals:
                     batch.proposals = {}
+                elif self._scheduler.config.on_exhaustion == "fail" and self._scheduler.leaving:
+                    self._retire_early(batch, self._scheduler.leaving[-1])
                 elif self._scheduler.config.on_exhaustion == "fail" or self._is_alone():
                     self._fail_refused(batch, part.sequences, error)
                 else:
@@ -201,14 +203,17 @@ class BatchBuilder:
     def _preempt(self, batch: StepBatch, now: float) -> None:
         victim = self._scheduler.victim()
         if victim.status is SequenceStatus.FINISHED:
-            self._scheduler.retire_early(victim)
-            self._retire(victim)
-            batch.has_retired = True
+            self._retire_early(batch, victim)
             return
         batch.remove([victim])
         batch.preempted += 1
         self._scheduler.preempt(victim)
         self.preemption.take_slot(victim, now)
+
+    def _retire_early(self, batch: StepBatch, ended: Sequence) -> None:
+        self._scheduler.retire_early(ended)
+        self._retire(ended)
+        batch.has_retired = True
 
     def _stop(self, budget: int) -> Stop | None:
         """Why admission has ended that found memory for all it tried."""
