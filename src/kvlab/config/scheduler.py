@@ -61,9 +61,7 @@ class SchedulerConfig:
     max_batched_tokens: int = 512  # token budget of a step, prefill and decode together
     long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; null: all that are left
     mixed: bool = True  # false: prefill and decode of a step as two forward passes
-    ahead: bool = (
-        False  # a step is decided when the one before begins; what arrives or ends later counts in the next
-    )
+    ahead: bool = False  # a step is decided as the one before begins: what arrives or ends later is not known
     prefill_wait_steps: int = 0  # most steps that prompts wait, while others decode, for more prompts
     prefill_wait_tokens: int | None = None  # tokens of a step for which they wait no longer; null: only by steps
     max_decode_seqs: int = 16  # order=decode_round_robin: sequences that decode in one step
