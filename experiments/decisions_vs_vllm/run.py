@@ -40,76 +40,41 @@ BASE = [
 ]
 OUTPUT = "workload.output_len={min: 16, max: 96}"
 PROMPT = "workload.prompt_len={min: 32, max: 300}"
+BURST = ["workload=burst48", PROMPT, OUTPUT]
+POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
+ARRIVALS = [*BURST, *POISSON, "kv.num_blocks=120"]
+SHARED = [
+    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
+    "workload.group_len=150", PROMPT, OUTPUT, "kv.num_blocks=400",
+]  # fmt: skip
+CONVERSATIONS = [
+    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
+    "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
+]  # fmt: skip
+CHUNKS = ["scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128"]
+AHEAD, WINDOWS, UNSHARED = "scheduler.ahead=true", "model=gemma3_tiny", "kv.prefix_sharing=false"
+PRIORITIES = ["workload.priorities=4", "scheduler.order=priority"]
 WORKLOADS = {
-    "burst, memory for all": ["workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000"],
-    "burst, little memory": ["workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=150"],
-    "arrivals, little memory": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.num_requests=200",
-    ],
-    "arrivals, no prefix cache": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.num_requests=200", "kv.prefix_sharing=false",
-    ],
-    "shared prefixes": [
-        "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
-        "kv.num_blocks=400",
-    ],
-    "conversations": [
-        "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
-        "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
-    ],
-    "first chunks, arrivals": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.3",
-        "workload.num_requests=200", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
-    ],
-    "first chunks, no prefix cache": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.3",
-        "workload.num_requests=200", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
-        "kv.prefix_sharing=false",
-    ],
-    "first chunks, shared prefixes": [
-        "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
-        "kv.num_blocks=400", "scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128",
-    ],
-    "ahead: burst, memory for all": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.ahead=true",
-    ],
-    "ahead: burst, little memory": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=150", "scheduler.ahead=true",
-    ],
-    "ahead: arrivals, little memory": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.num_requests=200", "scheduler.ahead=true",
-    ],
-    "ahead: shared prefixes": [
-        "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT, OUTPUT,
-        "kv.num_blocks=400", "scheduler.ahead=true",
-    ],
+    "burst, memory for all": [*BURST, "kv.num_blocks=2000"],
+    "burst, little memory": [*BURST, "kv.num_blocks=150"],
+    "arrivals, little memory": ARRIVALS,
+    "arrivals, no prefix cache": [*ARRIVALS, UNSHARED],
+    "shared prefixes": SHARED,
+    "conversations": CONVERSATIONS,
+    "first chunks, arrivals": [*ARRIVALS, *CHUNKS, "workload.rate=0.3"],
+    "first chunks, no prefix cache": [*ARRIVALS, *CHUNKS, "workload.rate=0.3", UNSHARED],
+    "first chunks, shared prefixes": [*SHARED, *CHUNKS],
+    "ahead: burst, memory for all": [*BURST, "kv.num_blocks=2000", AHEAD],
+    "ahead: burst, little memory": [*BURST, "kv.num_blocks=150", AHEAD],
+    "ahead: arrivals, little memory": [*ARRIVALS, AHEAD],
+    "ahead: shared prefixes": [*SHARED, AHEAD],
     "four priorities, eight at once": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=2000", "scheduler.max_batch_size=8",
-        "workload.num_requests=100", "workload.priorities=4", "scheduler.order=priority",
+        *BURST, "kv.num_blocks=2000", "scheduler.max_batch_size=8", "workload.num_requests=100", *PRIORITIES,
     ],
-    "four priorities, little memory": [
-        "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson", "workload.rate=0.5",
-        "workload.num_requests=200", "workload.priorities=4", "scheduler.order=priority",
-    ],
-    "windows, little memory": [
-        "model=gemma3_tiny", "workload=burst48", PROMPT, OUTPUT, "kv.num_blocks=120", "workload.arrival=poisson",
-        "workload.rate=0.5", "workload.num_requests=200",
-    ],
-    "windows, shared prefixes": [
-        "model=gemma3_tiny", "workload=shared_prefix", "workload.num_requests=200", "workload.arrival=poisson",
-        "workload.rate=0.5", "workload.system_len=100", "workload.num_groups=8", "workload.group_len=150", PROMPT,
-        OUTPUT, "kv.num_blocks=400",
-    ],
-    "windows, conversations": [
-        "model=gemma3_tiny", "workload=multi_turn", "workload.num_requests=24", "workload.turns=4",
-        "workload.think_s=0", OUTPUT, "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
-    ],
+    "four priorities, little memory": [*ARRIVALS, *PRIORITIES],
+    "windows, little memory": [WINDOWS, *ARRIVALS],
+    "windows, shared prefixes": [WINDOWS, *SHARED],
+    "windows, conversations": [WINDOWS, *CONVERSATIONS],
 }  # fmt: skip
 FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 

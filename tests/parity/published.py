@@ -9,7 +9,6 @@ choice are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec
+from kvlab.attention.base import AttentionBackend
 from kvlab.cli.compose import compose_run
 from kvlab.core import Request, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
@@ -27,7 +26,6 @@ from kvlab.errors import BackendError
 from kvlab.lab.run.drive import drive
 from kvlab.models.config import DecoderConfig
 from kvlab.models.decoder import Decoder
-from kvlab.models.ops.base import Ops
 from kvlab.models.tokenizer import load_tokenizer
 from kvlab.models.weights import WeightSource
 from kvlab.workloads import build_requests
@@ -80,20 +78,14 @@ def margin(model: Any, prompt: list[int], tokens: list[int]) -> float:
 _DECODERS: dict[tuple[object, ...], Decoder] = {}
 
 
-def _decoder(
-    config: DecoderConfig,
-    weights: WeightSource,
-    attention: AttentionBackend,
-    specs: Sequence[AttentionSpec],
-    max_positions: int,
-    ops: Ops,
-) -> Decoder:
+def _decoder(config: DecoderConfig, weights: WeightSource, attention: AttentionBackend, *others: Any) -> Decoder:
     """A decoder of the model, which shares its weights with earlier ones: to read and pack them takes as long as to
     serve a few prompts.
     """
+    specs, max_positions, ops = others
     key = tuple(specs), max_positions, ops.name
     if key not in _DECODERS:
-        _DECODERS[key] = Decoder(config, weights, attention, specs, max_positions, ops)
+        _DECODERS[key] = Decoder(config, weights, attention, *others)
     decoder = copy(_DECODERS[key])
     decoder.attention = attention
     decoder._stack = ops.stack(decoder._layers, attention)

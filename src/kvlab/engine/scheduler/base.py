@@ -46,7 +46,7 @@ class Scheduler:
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
-        self.began_s = 0.0  # the step before
+        self.began_s = 0.0  # the step before: what arrived earlier is known to the one that is decided then
         self._known_s = 0.0  # what arrived before then may be admitted
         self._waited = 0  # steps that prompts have waited for more of them
         self.ended: list[Sequence] = []  # since the last retirement
