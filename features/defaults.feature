@@ -39,6 +39,19 @@ Feature: Right by default
         | hardware=h100_sxm scheduler.max_batched_tokens=700 | 700 tokens and 700 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                               |
         | hardware=h100_sxm framework=kvlab                  | kvlab with steps of up to 512 tokens and 48 sequences, up to 64 tokens each                                 |
 
+    @R23.11
+    Scenario Outline: framework=<framework> <settings>: of groups of devices each has its own limits of a step
+      When I run "executor=simulated executor.dtype=bfloat16 hardware=h200_sxm model=qwen3_30b_a3b framework=<framework> executor.attention_data_parallel=2 executor.expert_parallel=2 kv.memory=8GiB verbose=true figures=false <settings>" on a tiny model
+      Then the command succeeds
+      And the message says "<message>"
+
+      Examples:
+        | framework | settings                          | message                                                                                                                                                                                                      |
+        | vllm      |                                   | max_batch_size=2048 ... max_batched_tokens=16384 ... long_prefill_threshold=8192 ... 16,384 tokens and 2,048 sequences of all 2 groups of devices together (vLLM                                                        |
+        | vllm      | scheduler.max_batch_size=128      | 16,384 tokens and 128 sequences of all 2 groups of devices together ... warning: scheduler.max_batch_size=128 is of all 2 groups of devices together; where it is vllm's limit of each, it is scheduler.max_batch_size=256 |
+        | trtllm    | scheduler.max_batched_tokens=4096 | long_prefill_threshold=2048 ... warning: scheduler.max_batched_tokens=4096 is of all 2 groups of devices together; where it is trtllm's limit of each, it is scheduler.max_batched_tokens=8192                 |
+        | sglang    |                                   | max_batch_size=2048 ... long_prefill_threshold=4096 ... 8,192 tokens and 2,048 sequences of all 2 groups of devices together (SGLang's server by default)                                                               |
+
     @R23.1
     Scenario: Without measured operations the roofline is taken, and why stands beside the run
       When I run "executor=simulated hardware=l4 kv.memory=1MiB figures=false" on a tiny model

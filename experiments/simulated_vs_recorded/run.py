@@ -2,8 +2,9 @@
 
     python -m experiments.simulated_vs_recorded.run FOLDER [SETTING ...]
 
-FOLDER holds a file of JSON lines for each recording: arrival_s, prompt_tokens, output_tokens, block_ids (of whole
-blocks of 16 tokens of the prompt) and scheduled_s, first_token_s, last_token_s on one clock. Settings go to all.
+FOLDER holds a file of JSON lines for each recording (convert.py makes them): arrival_s, prompt_tokens,
+output_tokens, block_ids (of whole blocks of 16 tokens of the prompt) and scheduled_s, first_token_s, last_token_s
+on one clock. A recording without a file is left out. Settings go to all.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ TERMS = ("queue", "ttft", "tpot", "whole")
 
 @dataclass(frozen=True)
 class Recording:
-    """A file, what was served by what, and the KV blocks that vLLM had; None: not told."""
+    """A file, where LLMServingSim has it, what was served by what, and vLLM's KV blocks, if they are told."""
 
     file: str
+    source: str
     name: str
     settings: str
     blocks: int | None = None
@@ -40,13 +42,27 @@ ALL = "executor=simulated tracking=off workload=timed_trace framework.version=0.
 ALL += " scheduler.max_batched_tokens=2048"
 RTX_4090 = "model=llama3_1_8b hardware=rtx_4090 model.max_seq_len=32768 scheduler.max_batch_size=256"
 PRO = "hardware=rtx_pro_6000_server scheduler.max_batch_size=128"
+GROUPS = "executor.attention_data_parallel=2 executor.expert_parallel=2"  # each with its limits of a step:
+GROUPS += " hardware=rtx_pro_6000_server scheduler.max_batch_size=256 scheduler.max_batched_tokens=4096"
 RECORDINGS = (
-    Recording("vllm019_rtxpro6000_llama8b.jsonl", "RTX PRO 6000, Llama 3.1 8B", f"model=llama3_1_8b {PRO}"),
-    Recording("vllm019_rtx4090_llama8b.jsonl", "RTX 4090, Llama 3.1 8B", RTX_4090, 2588),
+    Recording(
+        "vllm019_rtxpro6000_llama8b.jsonl",
+        "RTXPRO6000/Llama-3.1-8B",
+        "RTX PRO 6000, Llama 3.1 8B",
+        f"model=llama3_1_8b {PRO}",
+    ),
+    Recording("vllm019_rtx4090_llama8b.jsonl", "RTX4090/Llama-3.1-8B", "RTX 4090, Llama 3.1 8B", RTX_4090, 2588),
     Recording(
         "vllm019_rtxpro6000x2_qwen3_32b.jsonl",
+        "RTXPRO6000/Qwen3-32B",
         "2 x RTX PRO 6000, Qwen3 32B",
         f"model=qwen3_32b executor.tensor_parallel=2 {PRO}",
+    ),
+    Recording(
+        "vllm019_rtxpro6000x2_qwen3_30b_a3b.jsonl",
+        "RTXPRO6000/Qwen3-30B-A3B-Instruct-2507",
+        "2 x RTX PRO 6000, Qwen3 30B-A3B, a group each",
+        f"model=qwen3_30b_a3b {GROUPS}",
     ),
 )
 
@@ -128,7 +144,10 @@ def main() -> None:
     names = " | ".join(f"{term} | each" for term in TERMS)
     print(f"| recording | timing | blocks | {names} |\n|---|---|---|{'---|' * 2 * len(TERMS)}")
     for recording in RECORDINGS:
-        lines = (Path(folder) / recording.file).read_text().splitlines()
+        if not (path := Path(folder) / recording.file).exists():
+            print(f"{path} is not there: {recording.name} left out", file=sys.stderr)
+            continue
+        lines = path.read_text().splitlines()
         rows = sorted(map(json.loads, lines), key=lambda row: row["arrival_s"])
         were = list(measured(rows))
         simulated = simulate(rows, [*f"{ALL} {recording.settings}".split(), *others])

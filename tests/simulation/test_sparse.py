@@ -176,6 +176,12 @@ class TestBytes:
         assert isinstance(eight.model, SparseConfig)
         assert expert_bytes(eight.model, eight.settings) < eight.weights.matrices < 8 * one.weights.matrices
 
+    def test_of_a_step_is_that_of_one_group(self) -> None:
+        one = planned("deepseek_v3", "executor.tensor_parallel=8")
+        eight = planned("deepseek_v3", "executor.attention_data_parallel=8", "executor.expert_parallel=8")
+        assert eight.working.logits == one.working.logits  # of the sequences of a group
+        assert eight.working.layers > one.working.layers  # of the tokens of all groups, at the experts
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -309,6 +315,20 @@ class TestMeasured:
         lengths = np.full(16, 1000)
         lengths[3] = 16_000
         assert timing.device_s(np.full(16, 1), lengths, 16) > even
+
+    def test_tokens_take_as_much_longer_between_groups_as_all_reduces_of_the_version(self) -> None:
+        two = "hardware=rtx_pro_6000_server executor.attention_data_parallel=2 executor.expert_parallel=2"
+        of = {
+            version: self.timing("model=qwen3_30b_a3b", *two.split(), f"framework.version={version}")
+            for version in ("0.19.0", "0.24.0")
+        }
+        exchange, across = (of["0.19.0"]._specs[name] for name in ("exchange", "across"))
+        older, newer = (timing._tables.exchange_seconds(exchange, across, 128) for timing in of.values())
+        assert older / newer == pytest.approx(
+            of["0.19.0"]._tables.link_seconds(across, 128) / of["0.24.0"]._tables.link_seconds(across, 128)
+        )
+        assert older > 2 * newer  # it had no peer access over PCIe
+        assert of["0.19.0"]._experts_s(256) - of["0.24.0"]._experts_s(256) == pytest.approx(older - newer)
 
     @pytest.mark.parametrize(
         ("settings", "message"),

@@ -60,6 +60,10 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     context; else kvlab's, as for static batches, which no server forms.
     """
     defaults, scheduler = _server(_root_), _root_.scheduler
+    if name == "long_prefill_threshold":  # a prompt is computed by one group, within its share of a step's tokens
+        groups = int(_root_.executor.attention_data_parallel)
+        is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
+        return max(1, int(scheduler.max_batched_tokens) // groups) if is_shared else None
     is_own = name in ("order", "reserve_output") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
@@ -88,7 +92,10 @@ def _server(run: DictConfig) -> ServerDefaults | None:
     if hardware is None:
         return None
     framework = run.framework
-    return server_defaults(str(framework.name), str(hardware.name), str(hardware.memory), framework.version)
+    device = str(hardware.name), str(hardware.memory)
+    return server_defaults(
+        str(framework.name), *device, framework.version, int(run.executor.attention_data_parallel)
+    )
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -24,10 +24,14 @@ class ServerDefaults(NamedTuple):
     aging_s: float | None = None  # nor lets requests age
 
 
-def server_defaults(framework: str, device: str, memory: str, version: str | None = None) -> ServerDefaults | None:
+def server_defaults(
+    framework: str, device: str, memory: str, version: str | None = None, groups: int = 1
+) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
-    with so much memory, as 80GiB. None for this machine, for kvlab itself and for frameworks that are not known
-    here: these have kvlab's own. Raises ConfigError for a memory that is no size, and for a version that is none.
+    with so much memory, as 80GiB, or on `groups` of devices that share the sequences, whose limits of a step are
+    counted together: vLLM and TensorRT-LLM have a scheduler with these limits for each, SGLang divides them. None
+    for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. Raises
+    ConfigError for a memory that is no size, and for a version that is none.
 
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
@@ -50,12 +54,18 @@ def server_defaults(framework: str, device: str, memory: str, version: str | Non
         share = 0.92 if key >= (0, 21) else 0.9
         source, ahead = "vLLM 0.32's server", framework != "vllm_synchronous"
         return ServerDefaults(
-            source, tokens, sequences, memory_utilization=share, ahead=ahead, reserve_prompt=key >= (0, 19)
+            source,
+            groups * tokens,
+            groups * sequences,
+            memory_utilization=share,
+            ahead=ahead,
+            reserve_prompt=key >= (0, 19),
         )
     if framework == "sglang":
         limits = ((35, 2_048), (60, 4_096), (160, 8_192))
         tokens = next((tokens for most, tokens in limits if size < most), 16_384)
         return ServerDefaults("SGLang's server", tokens, 2_048, order="prefill_alone", reserve_output=True)
     if framework == "trtllm":
-        return ServerDefaults("TensorRT-LLM's server", 8_192, 2_048, block_size=32, reserve_output=True)
+        limits_of_all = groups * 8_192, groups * 2_048
+        return ServerDefaults("TensorRT-LLM's server", *limits_of_all, block_size=32, reserve_output=True)
     return None

@@ -118,14 +118,15 @@ class SparseConfig(DecoderConfig):
         return attention + dense + routers + mixed + embeddings + self.norm_numbers + self.bias_numbers
 
     def layer_numbers(self, queries: int, keys: int) -> int:
-        """Numbers that a layer holds for a token on each device beside the residual stream: so many of all query
-        and KV heads, or those of the experts' kernels, whichever is more. These hold, for each expert that computes
-        the token, the products of gate and up, or, in their place, of down; and what gate and up make together.
+        """Numbers that a layer holds for a token of its group on each device beside the residual stream: so many
+        of all query and KV heads, or those of the experts' kernels, whichever is more. These hold, for each expert
+        that computes the token, the products of gate and up, or, in their place, of down; and what gate and up make
+        together. They have room for the tokens of all groups.
         """
         mixture, parts = self.experts, self.division.expert_tensor
         experts = mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
         heads = (queries * self.num_heads + keys * self.num_kv_heads) * self.head_dim
-        return max(heads // self.division.tensor, experts)
+        return max(heads // self.division.tensor, experts * self.division.data)
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, bool], ...]:

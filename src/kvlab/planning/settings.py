@@ -26,8 +26,9 @@ def memory_settings(
     devices: int | None = None,
 ) -> EngineSettings:
     """What of a configuration decides the memory of an engine with this attention backend, on this device or on
-    simulated `devices` of its kind.
+    simulated `devices` of its kind: of groups that share the sequences, one has its part of a step.
     """
+    groups = config.executor.attention_data_parallel
     return EngineSettings(
         dtype=config.executor.dtype,
         device=device,
@@ -35,8 +36,8 @@ def memory_settings(
         native=native,
         onednn=device == "cpu" and not native and config.executor.dtype == "bfloat16" and _packs_bfloat16(),
         weights=config.executor.weights,
-        max_batched_tokens=config.scheduler.max_batched_tokens,
-        max_batch_size=config.scheduler.max_batch_size,
+        max_batched_tokens=-(-config.scheduler.max_batched_tokens // groups),
+        max_batch_size=-(-config.scheduler.max_batch_size // groups),
         speculated=config.scheduler.speculation.most_tokens,
         max_seq_len=config.model.max_seq_len,
         block_size=POOLS.get(config.kv.backend).block_size_for(config.kv, config.model.max_seq_len),

@@ -36,7 +36,8 @@ class Operations(NamedTuple):
     decode: list[Any]
     prefill: list[Any]
     experts: Sequence[Any] = ()  # of the tokens of all groups of devices, where these share the sequences
-    exchange: Sequence[Any] = ()  # of those of a group: what the experts get and give
+    exchange: Sequence[Any] = ()  # of those of a group: what the experts get and give,
+    across: Sequence[Any] = ()  # and an all-reduce of as many tokens over the same links
     variances: Sequence[Any] = ()  # all-reduces of `VARIANCES` numbers for each token
     uneven: Sequence[Any] = ()  # of those above, experts of which tokens meet fewer than were measured,
     even: Sequence[Any] = ()  # and the same measured with choices that meet as many experts as they can
@@ -89,12 +90,13 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     if division.data > 1:
         linear += [router, *beside]
         lists = linear, norms, linear, links, head, decode, prefill
-        return Operations(*lists, [chosen], _exchange(tables, model), variances, *loads)
+        across = [make.CustomAllReduce("across", 1, hidden, division.devices)]
+        return Operations(*lists, [chosen], _exchange(tables, model), across, variances, *loads)
     few = [router, chosen]
     if beside:
         few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
     lists = [*linear, router, chosen, *beside], norms, [*linear, *few], links, head, decode, prefill
-    return Operations(*lists, (), (), variances, *loads)
+    return Operations(*lists, (), (), (), variances, *loads)
 
 
 def _norms_all_heads(model: SparseConfig) -> bool:

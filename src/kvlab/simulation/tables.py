@@ -212,6 +212,19 @@ class MeasuredTables:
         except UnmeasuredError:
             return self.seconds(spec, 1, tokens, prefill=True)
 
+    def exchange_seconds(self, spec: Compiled, across: Compiled, tokens: int) -> float:
+        """Seconds of compiled collectives that were measured with the tables' own version alone, for so many tokens
+        of a group. `across`: an all-reduce over the same links; where it takes longer with the framework's version,
+        they do, too. Raises UnmeasuredError.
+        """
+        seconds = self.seconds(spec, 1, tokens, prefill=True)
+        if self._links is self._handle:
+            return seconds
+        try:
+            return seconds * self.link_seconds(across, tokens) / self.seconds(across, 1, tokens, prefill=True)
+        except UnmeasuredError:
+            return seconds
+
     def fused_link_seconds(self, spec: Compiled, tokens: int) -> float:
         """Of collectives that end in a norm: FlashInfer's kernels, which are TensorRT-LLM's and were measured with
         it. Raises UnmeasuredError where they were not on this device.

@@ -1,6 +1,6 @@
 """What a run says on the terminal, from its settings to its figures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from kvlab.config import RunConfig, format_bytes
@@ -97,6 +97,8 @@ class Reporter:
                 self._once(name + _as_simulated(group.plan, timing))
                 hardware, framework = group.plan.config.hardware, group.plan.config.framework
                 for sentence in timing.unread(hardware, framework) if hardware else ():
+                    self.note(f"{name}{sentence}")
+                for sentence in _limits_of_all(group.plan.config):
                     self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
@@ -205,7 +207,10 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
     tokens, sequences = scheduler.max_batched_tokens, scheduler.max_batch_size
     text = f"{config.framework.name} with steps of up to {tokens:,} tokens and {sequences:,} sequences"
-    usual = hardware and server_defaults(config.framework.name, hardware.name, hardware.memory)
+    groups = config.executor.attention_data_parallel
+    usual = hardware and server_defaults(config.framework.name, hardware.name, hardware.memory, groups=groups)
+    if groups > 1:
+        text += f" of all {groups} groups of devices together"
     if usual:
         is_usual = tokens == usual.max_batched_tokens and sequences == min(usual.max_batch_size, tokens)
         text += f" ({usual.source} by default" + (
@@ -215,6 +220,24 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     if hardware and config.kv.memory is None and config.kv.num_blocks is None:
         text += f"; {share_in_words(config, hardware)}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
+
+
+def _limits_of_all(config: RunConfig) -> Iterator[str]:
+    """Limits of a step that were given for groups of devices, whose framework takes them for each group."""
+    groups, hardware, name = config.executor.attention_data_parallel, config.hardware, config.framework.name
+    usual = hardware and server_defaults(name, hardware.name, hardware.memory, groups=groups)
+    if not usual or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
+        return  # SGLang's own options are of all groups, too
+    tokens, sequences = config.scheduler.max_batched_tokens, config.scheduler.max_batch_size
+    for key, value, unset in (
+        ("max_batch_size", sequences, min(usual.max_batch_size, tokens)),
+        ("max_batched_tokens", tokens, usual.max_batched_tokens),
+    ):
+        if value != unset:
+            yield (
+                f"scheduler.{key}={value} is of all {groups} groups of devices together; "
+                f"where it is {name}'s limit of each, it is scheduler.{key}={groups * value}"
+            )
 
 
 def _link(config: RunConfig) -> str | None:

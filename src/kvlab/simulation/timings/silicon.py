@@ -199,7 +199,7 @@ class SiliconTiming(StepTiming):
         """Experts that all groups share, of their tokens together, and handing these to them and back."""
         tables, specs = self._tables, self._specs
         experts_s = tables.seconds(specs["experts"], 1, rows, prefill=True) + self._unmet_s(rows)
-        return experts_s + tables.seconds(specs["exchange"], 1, -(-rows // self._groups), prefill=True)
+        return experts_s + tables.exchange_seconds(specs["exchange"], specs["across"], -(-rows // self._groups))
 
     def _head_s(self, rows: int) -> float:
         return self._rows_s(self._specs["head"], rows)
