@@ -295,6 +295,19 @@ Feature: Traffic of one's own
       And the message says "to=moon.trace.jsonl: is there, and what kvlab record recorded; name another file, or move that one away"
 
     @R27.2
+    Scenario: A trace without a name of its own takes the place of none that another file made
+      Given a file "monday/log.csv" with "time,prompt_tokens,output_tokens" and 5,7,1
+      And a file "tuesday/log.csv" with "time,prompt_tokens,output_tokens" and 5,8,2
+      When I import "monday/log.csv"
+      And I import "monday/log.csv"
+      Then the command succeeds
+      When I import "tuesday/log.csv"
+      Then the command fails without a traceback
+      And the message says "to=log.trace.jsonl: is there, and made of another file; to=NAME names another trace, or this one to replace it"
+      When I import "tuesday/log.csv" with "to=log.trace.jsonl"
+      Then the command succeeds
+
+    @R27.2
     Scenario: A trace becomes Parquet, and JSON lines again
       Given a file "moon.jsonl" of Mooncake's trace
       When I import "moon.jsonl" with "to=one.trace.jsonl"

@@ -129,6 +129,16 @@ Feature: Simulation
       Then the message says "20,915 M parameters, 12.8 GiB in bfloat16 and mxfp4"
       And the message says "warning: hardware.bandwidth_gb_s=64 has no effect here: steps take what was measured, timing silicon (vllm ... on h100_sxm); executor.timing=roofline reads it ... hardware.link_efficiency=0.5 has no effect"
 
+    @R29.21
+    Scenario: What is read of experts and of fp8 alone is named where a model has neither
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm framework.fp8_scales=static framework.expert_kernels=triton" on a tiny model
+      Then the message says "warning: framework.fp8_scales=static has no effect here: the model has no weights in fp8 ... framework.expert_kernels=triton has no effect here: the model has no experts"
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm executor.weights=fp8 framework.fp8_scales=static framework=sglang" on a tiny model
+      Then nothing is said of "framework."
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_30b_a3b hardware=h100_sxm framework.expert_kernels=triton" on a tiny model
+      Then nothing is said of "framework.expert_kernels"
+
     @R23.3
     Scenario: What measured operations alone read is named where the roofline times steps
       When I run "executor=simulated executor.timing=roofline hardware=l4 framework=trtllm framework.fp8_scales=static framework.expert_kernels=tables" on a tiny model

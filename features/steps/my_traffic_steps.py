@@ -143,6 +143,7 @@ def file_of_others(traffic: Path, name: str) -> None:
 @given(parsers.parse('a file "{name}" with "{names}" and {rows}'))
 @given(parsers.re(r'a file "(?P<name>\S+)" with "(?P<names>)" and (?P<rows>.*)'))
 def file_with(traffic: Path, name: str, names: str, rows: str) -> None:
+    (traffic / name).parent.mkdir(exist_ok=True)
     (traffic / name).write_text("\n".join([*([names] if names else []), *rows.split("; ")]) + "\n")
 
 

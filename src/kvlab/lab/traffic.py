@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -165,7 +166,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
 
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
     file, hasher = importer.options.path, importer.options.hasher
-    path, counts = _target(file, settings), _Counts(settings.drop)
+    file_id = _file_id(file)
+    path, counts = _target(file, settings, file_id), _Counts(settings.drop)
     requests = counts.asking(importer)
     if settings.sort or not importer.in_order:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
@@ -178,7 +180,8 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
     key_id = hasher.key_id if importer.reads_text else None
     source = "run" if isinstance(importer, OwnRun) else type(importer).__module__.rpartition(".")[2]
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
-    write_trace(path, Header(importer.block_tokens, key_id, settings.tokenizer, source, unknown=names), counted)
+    header = Header(importer.block_tokens, key_id, settings.tokenizer, source, names, file_id=file_id)
+    write_trace(path, header, counted)
     said = _limits(names, counts, importer)
     return Imported(path, importer.what, counts.text, said, _command(path, names))
 
@@ -213,7 +216,11 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
     return tuple(said)
 
 
-def _target(file: str, settings: ImportSettings) -> Path:
+def _file_id(file: str) -> str:
+    return blake2b(bytes(Path(file).resolve()), digest_size=4).hexdigest()
+
+
+def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
     name = Path(file)
     while name.suffix.lower() in _ENDINGS:
         name = name.with_suffix("")
@@ -224,8 +231,12 @@ def _target(file: str, settings: ImportSettings) -> Path:
         advice = "name another file, or move that one away"
         if not is_trace(str(path), read_head(str(path))):
             raise ConfigError("to", path, f"is there, and no trace; {advice}")
-        if read_header(str(path), "to").source == RECORDED:  # which no import makes again
+        there = read_header(str(path), "to")
+        if there.source == RECORDED:  # which no import makes again
             raise ConfigError("to", path, f"is there, and what kvlab record recorded; {advice}")
+        if settings.to is None and there.file_id not in (None, file_id):
+            text = "is there, and made of another file; to=NAME names another trace, or this one to replace it"
+            raise ConfigError("to", path, text)
     return path
 
 
@@ -236,7 +247,7 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
-    path, counts = _target(file, settings), _Counts()
+    path, counts = _target(file, settings, header.file_id), _Counts()
     requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)

@@ -48,6 +48,7 @@ class Header:
     order: str = "arrival"  # of its lines, or `end`, as a recorder writes them
     started: float | None = None  # when its time was 0, in seconds since 1970
     text: bool = False  # whether requests have their prompt and output as text
+    file_id: str | None = None  # which file it was made of: a digest of its path
 
 
 @dataclass(slots=True)  # not frozen: millions are made

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from kvlab.core import Salt, Sequence, SequenceStatus, StepRecord
 from kvlab.engine.batching import StepBatch
 from kvlab.engine.core import EngineCore
@@ -15,6 +17,13 @@ from kvlab.kv.pool import BlockPool
 from kvlab.kv.prefix import PrefixIndex
 from kvlab.kv.tiers.base import Key, keys_behind
 from kvlab.lab.results.requests import SampleKey
+from kvlab.lab.run.content_numbers import ContentNumbers
+
+# A content's number is 0 if it was never cached, _CACHED, or _CACHED * (2 + the eviction's number) once it was
+# evicted; and _IS_PARENT more.
+_CACHED = 2
+_IS_PARENT = 1  # another content was behind it
+_SEVERAL = -1  # instead of a salt's number
 
 
 class Reason(StrEnum):
@@ -77,9 +86,10 @@ class PromptObserver:
             self._has_groups = len(windows) > 1
             self._log = follow(pool)
         self._parts = PrefixIndex(self._size).parts
-        self._known: dict[Key, Eviction | None] = {}  # contents that were cached; None: they are
-        self._parents: set[Key] = set()  # of those
-        self._salts: dict[Key, set[Salt]] = {}  # of contents without their salt, where any request has one
+        self._seen = ContentNumbers()  # of contents: see _CACHED
+        self._evictions: list[Eviction] = []
+        self._salted = ContentNumbers()  # of contents without their salt, where any request has one: its number
+        self._salts: dict[Salt, int] = {}  # their numbers
         self._looked_at: dict[Sequence, _Admitted] = {}
         self.prompts: dict[SampleKey, PromptTokens] = {}
 
@@ -109,8 +119,9 @@ class PromptObserver:
 
     def catch_up(self, at_s: float, by: SampleKey | None = None) -> None:
         """Take in what became findable and what was evicted since the last call."""
+        eviction = Eviction(at_s, by)
         for event in self._log.take() if self._log is not None else ():
-            self._take(event, Eviction(at_s, by))
+            self._take(event, eviction)
 
     def counts(self) -> Counter[Reason]:
         """Tokens of all prompts by what became of them."""
@@ -121,14 +132,27 @@ class PromptObserver:
 
     def _take(self, event: ContentEvent, eviction: Eviction) -> None:
         if isinstance(event, Cleared):
-            self._known.update((key, eviction) for key, gone in self._known.items() if gone is None)
+            numbers = self._seen.numbers
+            is_cached = numbers & ~_IS_PARENT == _CACHED
+            numbers[is_cached] += self._evicted_by(eviction) - _CACHED
         elif event.group != self._group:
             return
         elif isinstance(event, Removed):
-            self._known.update(dict.fromkeys(event.keys, eviction))
+            self._set(event.keys, self._evicted_by(eviction))
         elif isinstance(event, Stored):
-            self._known.update(dict.fromkeys(event.keys))
-            self._parents.update(event.keys[:-1] if event.parent is None else [event.parent, *event.keys[:-1]])
+            self._set(event.keys, _CACHED)
+            parents = event.keys[:-1] if event.parent is None else [event.parent, *event.keys[:-1]]
+            self._seen.numbers[self._seen.places(parents)] |= _IS_PARENT
+
+    def _set(self, keys: list[Key], state: int) -> None:
+        places = self._seen.places(keys)
+        self._seen.numbers[places] = self._seen.numbers[places] & _IS_PARENT | state
+
+    def _evicted_by(self, eviction: Eviction) -> int:
+        """The state of contents that an eviction took."""
+        if not self._evictions or self._evictions[-1] is not eviction:
+            self._evictions.append(eviction)
+        return _CACHED + _CACHED * len(self._evictions)
 
     def _look(self, sequence: Sequence, at_s: float) -> _Admitted:
         """What there is of the prompt's blocks."""
@@ -138,30 +162,31 @@ class PromptObserver:
             return admitted
         parts = list(self._parts(sequence.token_ids[: sequence.num_prompt_tokens], 0))
         keys = keys_behind(PrefixIndex.root_tokens(request.salt, self._group), parts)
+        places = self._seen.places(keys)
+        numbers = self._seen.numbers[places].tolist()
         salts = self._salts_of(parts, request.salt) if self._has_salts else [False] * len(keys)
-        for number, (key, has_other_salt) in enumerate(zip(keys, salts, strict=True)):
-            if key in self._known:
-                eviction = self._known[key]
+        for number, (known, has_other_salt) in enumerate(zip(numbers, salts, strict=True)):
+            if known >= _CACHED:
                 admitted.reasons.append(Reason.EVICTED)
-                if eviction is not None:
-                    admitted.evictions[number] = eviction
+                if known >= 2 * _CACHED:
+                    admitted.evictions[number] = self._evictions[known // _CACHED - 2]
             elif has_other_salt:
                 admitted.reasons.append(Reason.OTHER_SALT)
             else:
-                if number and admitted.diverged_at is None and keys[number - 1] in self._parents:
+                if number and admitted.diverged_at is None and numbers[number - 1] & _IS_PARENT:
                     admitted.diverged_at = number
                 is_behind = admitted.diverged_at is not None
                 admitted.reasons.append(Reason.DIVERGED if is_behind else Reason.FIRST_SEEN)
-        self._parents.update(keys[:-1])
+        self._seen.numbers[places[:-1]] |= _IS_PARENT
         return admitted
 
     def _salts_of(self, parts: list[bytes], salt: Salt) -> list[bool]:
         """Of each block whether it came with another salt before."""
-        of_blocks = []
-        for plain in keys_behind((), parts):
-            salts = self._salts.setdefault(plain, set())
-            of_blocks.append(bool(salts - {salt}))
-            salts.add(salt)
+        places = self._salted.places(keys_behind((), parts))
+        known, own = self._salted.numbers[places], self._salts.setdefault(salt, 1 + len(self._salts))
+        has_other = (known != 0) & (known != own)
+        self._salted.numbers[places] = np.where(has_other, _SEVERAL, own)
+        of_blocks: list[bool] = has_other.tolist()
         return of_blocks
 
     def _explained(self, sequence: Sequence, looked: _Admitted) -> PromptTokens:

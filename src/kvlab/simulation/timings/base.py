@@ -121,10 +121,10 @@ def set_rates(hardware: HardwareConfig) -> list[str]:
     ]
 
 
-def set_kernels(framework: FrameworkConfig) -> list[str]:
+def set_kernels(framework: FrameworkConfig, names: Sequence[str] = _OF_KERNELS) -> list[str]:
     """What measured operations read of the framework that is other than in its file, as key=value."""
     usual = asdict(FrameworkConfig()) | _written("framework", framework.name)
-    values = {name: getattr(framework, name) for name in _OF_KERNELS}
+    values = {name: getattr(framework, name) for name in names}
     return [f"framework.{name}={value}" for name, value in values.items() if value != usual[name]]
 
 

@@ -38,7 +38,7 @@ from kvlab.simulation.expert_load import dealt, drawn
 from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, SMALLEST, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_rates
+from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_kernels, set_rates
 
 _BITS = 7
 _HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
@@ -80,6 +80,7 @@ class SiliconTiming(StepTiming):
         else:
             found = operations(tables, model, devices, weights, kv)
         self._model, self._beyond_us = model, beyond_us
+        self._formats = frozenset(formats or [weights])
         self._few = [tables.compile([operation]) for operation in found.few]
         self._specs = {name: tables.compile(each) for name, each in found._asdict().items() if name != "few"}
         self._has_variances, self._has_uneven = bool(found.variances), bool(found.even)
@@ -132,7 +133,15 @@ class SiliconTiming(StepTiming):
         return f"silicon ({self._tables.name})"
 
     def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
-        return self._unread(set_rates(hardware), "roofline")
+        unread = self._unread(set_rates(hardware), "roofline")
+        lacks = {
+            "fp8_scales": ("weights in fp8", _FP8[framework.fp8_scales] not in self._formats),
+            "expert_kernels": ("experts", not isinstance(self._model, SparseConfig)),
+        }
+        for name, (what, is_unread) in lacks.items():
+            for setting in set_kernels(framework, [name]) if is_unread else ():
+                unread.append(f"{setting} has no effect here: the model has no {what}")
+        return unread
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self.run_s(new_tokens, lengths[None], sampled)[0]
