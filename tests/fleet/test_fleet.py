@@ -24,7 +24,8 @@ from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
-from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.dispatcher import Routed
+from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.replica import Asked, SimulatedView

@@ -129,7 +129,7 @@ class DecodeFirst(Split):
             raise
 
     def stepped(self, replica: Replica, record: StepRecord) -> None:
-        """See Splitting: what was computed is sent."""
+        """See Split: what was computed is sent."""
         messages = list[tuple[float, str, _Reserved, int]]()
         for sequence in (*replica.core.scheduler.running, *replica.core.scheduler.ended):
             name = sequence.request.request_id
@@ -152,7 +152,7 @@ class DecodeFirst(Split):
             self._sent(name, reserved, record.end_s)
 
     def lose(self, replica: int, now: float) -> None:
-        """See Splitting."""
+        """See Split."""
         for name, request in self._requests.items():
             source = self._sources.get(name)
             if source is not None and replica in (source, request.target):

@@ -1,45 +1,27 @@
 """A fleet: replicas behind a router, which are one engine to whoever asks them to serve."""
 
 import heapq
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from functools import partial
-from typing import NamedTuple, Protocol
 
-from kvlab.config.fleet import LifeEvent
 from kvlab.core import FinishReason, Request, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
-from kvlab.engine.core import EngineCore
-from kvlab.engine.front_end import FrontEnd, end_unserved
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
-from kvlab.errors import ConfigError, RequestRefusedError
-from kvlab.fleet.base import Choice, Router
+from kvlab.errors import RequestRefusedError
+from kvlab.fleet.base import Router
+from kvlab.fleet.dispatcher import Dispatcher
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.neighbours import NeighbourTier
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
 from kvlab.fleet.scale import Scaler
+from kvlab.fleet.split import Split
 from kvlab.fleet.store import StoreSide
-from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
-from kvlab.kv.tiers.remote import RemoteTier
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode; `among`:
-    the replicas that the router was given.
-    """
-
-    request_id: str
-    at_s: float
-    choice: Choice
-    stage: str = "all"
-    among: tuple[int, ...] = ()
 
 
 class _FleetClock(LogicalClock):
@@ -50,40 +32,7 @@ class _FleetClock(LogicalClock):
         self._now = when
 
 
-class Event(NamedTuple):
-    """What happens to a request at a time to come, unless it is aborted before."""
-
-    when_s: float
-    number: int  # which makes an order of equals
-    asked: Asked  # its end is told to `on_finish` where nothing serves it
-    action: Callable[[float], None]  # given the time; may raise RequestRefusedError
-
-    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Nothing serves the request."""
-        end_unserved(self.asked.request, self.asked.on_finish, reason, now, error)
-
-
-class Splitting(Protocol):
-    """How a fleet's requests are served by two replicas, one after the other: kvlab.fleet.split."""
-
-    decoding: Sequence[int]  # the replicas that serve what is not split
-    transfers: list[Transfer]
-    tiers: dict[int, RemoteTier]  # what is offered to each of these
-
-    def takes(self, request: Request) -> bool:
-        """Whether a request is served by two."""
-
-    def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
-        """A request arrives that is. Raises RequestRefusedError."""
-
-    def stepped(self, replica: Replica, record: StepRecord) -> None:
-        """A replica has taken a step."""
-
-    def lose(self, replica: int, now: float) -> None:
-        """A replica is about to die: what it computed for others is lost."""
-
-
-class Fleet:
+class Fleet(Dispatcher):
     """A ServingEngine of ServingEngines, each with a clock of its own.
 
     The replica that is due first takes its step first; of equals the one of the lowest number. A request is sent as
@@ -94,34 +43,25 @@ class Fleet:
 
     def __init__(
         self,
-        engines: Sequence[EngineCore | FrontEnd],
+        replicas: Sequence[Replica],
+        views: Sequence[SimulatedView],
         router: Router,
         *,
         is_open: bool = False,
     ) -> None:
-        self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
-        self.router = router
-        self.views = [SimulatedView(replica) for replica in self.replicas]
-        self.split: Splitting | None = None
+        super().__init__(replicas, views, router)
         self.clock = _FleetClock()
-        self.routed: list[Routed] = []
-        self._is_open = is_open
-        self._events: list[Event] = []  # a heap
-        self._numbers = itertools.count()
-        self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
-        self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
-        self._lives: deque[LifeEvent] = deque()
-        self.scalers: list[Scaler] = []
+        self._is_open = is_open
+        self._sessions: dict[str, str] = {}  # by request
+        self._lives = deque(sorted(router.config.events))
+        for life in self._lives:
+            replicas[life.replica].may_die |= life.event == "die"
+        self.scalers = [Scaler(rule, [replicas[each] for each in of]) for rule, of in router.config.rules]
+        self.split: Split | None = None
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
         self.neighbours: list[NeighbourTier] = []  # of each replica, what it can pull from the others
         self.holdings: Holdings | None = None  # who has what, where that is followed
-
-    def live(self, events: Iterable[LifeEvent]) -> None:
-        """Let replicas die, drain and return at their times."""
-        self._lives = deque(sorted(events))
-        for life in self._lives:
-            self.replicas[life.replica].may_die |= life.event == "die"
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
@@ -136,10 +76,6 @@ class Fleet:
         else:
             self._arrive(asked, request.arrival_s)
         self._advance()
-
-    def at(self, when_s: float, asked: Asked, action: Callable[[float], None]) -> None:
-        """Let something happen to a request at a time to come."""
-        heapq.heappush(self._events, Event(when_s, next(self._numbers), asked, action))
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
@@ -213,17 +149,6 @@ class Fleet:
         for replica in self.replicas:
             replica.engine.close()
 
-    def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
-        """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
-        among = [index for index in among if self.replicas[index].takes_requests]
-        choice = router.choose(request, [self.views[index].at(now) for index in among], now)
-        if choice.replica not in among:
-            text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
-            raise ConfigError("fleet.router", router.config.router, text)
-        self.routed.append(Routed(request.request_id, now, choice, stage, tuple(among)))
-        self.views[choice.replica].prefixes.sent(request)
-        return choice.replica
-
     def _arrive(self, asked: Asked, now: float) -> None:
         """Let the router choose, and send the request there."""
         self._live_until(now)
@@ -279,10 +204,6 @@ class Fleet:
         if self.holdings is not None:
             for replica in replicas:
                 self.holdings.changed(replica, now)
-
-    def _next_event_s(self) -> float:
-        """When the next arrival or hand-over is that is known of."""
-        return self._events[0].when_s if self._events else math.inf
 
     def _stepped(self, replica: Replica, ends_s: Sequence[float]) -> None:
         replica.settle(bool(ends_s))

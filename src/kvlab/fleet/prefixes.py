@@ -2,14 +2,13 @@
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import takewhile
-from typing import Protocol, overload
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol, Self, overload
 
 import numpy as np
 
 from kvlab.core import Request, Salt
-from kvlab.fleet.base import RoutedRequest
+from kvlab.fleet.base import RoutedRequest, Router
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
 from kvlab.kv.prefix import PrefixIndex
@@ -117,6 +116,12 @@ class SentPrefixes(PrefixView):
         self._size, self._capacity, self._most = block_size, capacity, most
         self._sent: OrderedDict[Key, None] = OrderedDict()
 
+    @classmethod
+    def of(cls, router: Router) -> Self:
+        """What a router remembers of one replica: as much as its settings say, or its class."""
+        block_size, capacity, most = router.memory
+        return cls(block_size, router.config.memory_blocks or capacity, most)
+
     @property
     def remembered(self) -> int:
         return len(self._sent)
@@ -131,27 +136,6 @@ class SentPrefixes(PrefixView):
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:
             self._sent.popitem(last=False)
-
-
-class WithStore(PrefixView):
-    """What is known of a replica, and behind it what a store in common has, of which `stored` says which keys are
-    there at a time: each of its tokens counts `weight` of one in the replica (llm-d's weights of tiers).
-    """
-
-    def __init__(
-        self, own: PrefixView, stored: Callable[[Key, float], bool], block_size: int, weight: float
-    ) -> None:
-        self._own, self._stored, self._size, self._weight = own, stored, block_size, weight
-        self.sent, self.stepped = own.sent, own.stepped  # type: ignore[method-assign]
-
-    @property
-    def remembered(self) -> int:
-        return self._own.remembered
-
-    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
-        cached, keys = self._own.cached_tokens(request, now), request.keys(self._size)
-        behind = takewhile(lambda key: self._stored(key, now), keys[cached // self._size :])
-        return cached + int(self._weight * self._size * sum(1 for _ in behind))
 
 
 class EventSource(Protocol):

@@ -94,7 +94,7 @@ class Scaler:
             replica for replica, ready_s in zip(self._replicas, self._ready_s, strict=True) if ready_s <= now
         ]
         before = math.nextafter(now, -math.inf)  # no step that begins now, taken at once with others or not
-        loads = [replica.load_before(before) for replica in serving]
+        loads = [replica.load_at(before) for replica in serving]
         if self._config.on == "kv":
             return sum(load.kv_usage for load in loads)
         queued = zip(serving, loads, strict=True)

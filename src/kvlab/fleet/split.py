@@ -7,7 +7,7 @@ from functools import partial
 from kvlab.core import Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.errors import RequestRefusedError
 from kvlab.fleet.base import Router
-from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.dispatcher import Dispatcher
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer, break_off
@@ -38,10 +38,9 @@ class Split:
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
         self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
 
-    def serve(self, fleet: Fleet, router: Router) -> None:
-        """From now on this fleet's requests are split; `router` chooses who computes prompts."""
+    def serve(self, fleet: Dispatcher, router: Router) -> None:
+        """Comes before the first request: to whose replicas the parts go; `router` chooses who computes prompts."""
         self._fleet, self._router = fleet, router
-        fleet.split = self
 
     def takes(self, request: Request) -> bool:
         """Whether a request's prompt is computed apart."""
@@ -69,10 +68,12 @@ class Split:
         self._ask(Asked(request, None, prefilled, partial(self.begin, asked, routed)), routed, now)
 
     def stepped(self, replica: Replica, record: StepRecord) -> None:
-        """See Splitting: nothing is sent before a prompt is computed."""
+        """A replica has taken a step. Nothing is sent before a prompt is computed."""
 
     def lose(self, replica: int, now: float) -> None:
-        """See Splitting: what was to be pulled from it is computed where it was to go. Its transfers break off."""
+        """A replica is about to die: its transfers break off. What was to be pulled from it is computed where it
+        was to go.
+        """
         break_off(self.transfers, replica, now, self._ends_of)
         for name in [name for name, source in self._sources.items() if source == replica]:
             self._fleet.lost_tokens += self._computed.pop(name, 0)

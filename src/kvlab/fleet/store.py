@@ -3,6 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from kvlab.engine.clock import Clock
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink
@@ -25,6 +26,10 @@ class SharedStore:
     def has(self, key: Key, now: float) -> bool:
         """Whether a content is there."""
         return self.there_s.get(key, math.inf) <= now
+
+    def leading(self, keys: Sequence[Key], now: float) -> int:
+        """How many contents from the first on are there."""
+        return sum(1 for _ in takewhile(lambda key: self.has(key, now), keys))
 
 
 class StoreSide(ElsewhereTier):
