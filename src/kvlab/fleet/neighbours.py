@@ -30,10 +30,10 @@ class NeighbourTier(ElsewhereTier):
     """
 
     def __init__(self, index: int, rate: LinkRate, ends: Sequence[LinkEnd], prefill_s: PrefillTime | None) -> None:
-        self._link = PullLink(rate, lambda: ends[self._source], self._begin)
+        self._link = PullLink(rate, prefill_s, source=lambda: ends[self._source], note=self._begin)
         super().__init__("neighbours", rate.block_bytes, up=self._link)
         self.pulls: list[Transfer] = []
-        self._index, self._ends, self._prefill_s = index, ends, prefill_s
+        self._index, self._ends = index, ends
         self._source, self._asked = 0, list[Key]()
         self._under_way: dict[Key, _Pull] = {}
         self._unnamed: list[tuple[Key, Transfer]] = []
@@ -41,6 +41,7 @@ class NeighbourTier(ElsewhereTier):
     def serve(self, holdings: Holdings, replicas: Sequence[Replica]) -> None:
         """From now on it knows who has what."""
         self._holdings, self._pools, self._replicas = holdings, holdings.pools, replicas
+        self._replica = replicas[self._index]
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         """See Tier."""
@@ -65,11 +66,8 @@ class NeighbourTier(ElsewhereTier):
 
     def _beats(self, before: int, spared: int, pulled: int) -> bool:
         """Whether the blocks that are pulled come sooner than those that they spare are computed."""
-        if self._prefill_s is None:
-            return True
-        core = self._replicas[self._index].core
-        size = core.pool.block_size
-        return self._link.beats(self._prefill_s, core.clock.now(), before * size, spared * size, pulled)
+        core = self._replica.core
+        return self._link.beats_prefill(core.clock.now(), core.pool.block_size, before, spared, pulled)
 
     def _sources(self, key: Key) -> Iterator[int]:
         holders = self._holdings.of(key)
@@ -90,15 +88,11 @@ class NeighbourTier(ElsewhereTier):
 
     def stepped(self) -> None:
         """The replica has taken steps: whose pulls began in them."""
-        core = self._replicas[self._index].core
         for key, transfer in self._unnamed:
-            load = self._pools[self._index].offload.loading.get(key)
-            names = [
-                sequence.request.request_id
-                for sequence in core.scheduler.running
-                if load and sequence.slot == load.owner
-            ]
-            self.pulls.append(replace(transfer, request_id=names[0] if names else ""))
+            load = self._replica.loading.get(key)
+            running = self._replica.core.scheduler.running if load is not None else ()
+            names = (each.request.request_id for each in running if load and each.slot == load.owner)
+            self.pulls.append(replace(transfer, request_id=next(names, "")))
         self._unnamed = []
 
     def lose(self, source: int, now: float) -> None:
@@ -106,10 +100,8 @@ class NeighbourTier(ElsewhereTier):
         break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
         for key, pull in self._under_way.items():
             if pull.source == source:
-                lost = self._pools[self._index].offload.loading[key]
-                lost.is_lost, lost.done_s = True, now
+                self._replica.lose_load(self._replica.loading[key], now)
                 self._return(pull, now)
-                self._replicas[self._index].wake(now)
 
     def _return(self, pull: _Pull, now: float) -> None:
         """The source may reuse the blocks."""
@@ -135,7 +127,7 @@ class NeighbourTier(ElsewhereTier):
         pull = self._under_way.pop(key)
         pull.keys.discard(key)
         if not pull.keys:
-            self._return(pull, self._replicas[self._index].core.clock.now())
+            self._return(pull, self._replica.core.clock.now())
 
     def held(self) -> dict[Key, int]:
         """The contents that are being pulled."""
@@ -143,7 +135,6 @@ class NeighbourTier(ElsewhereTier):
 
     def broken(self) -> Iterator[str]:
         """See Tier."""
-        loading = self._pools[self._index].offload.loading
         for key, pull in self._under_way.items():
-            if key not in pull.keys or (pull.slot is None) != loading[key].is_lost:
+            if key not in pull.keys or (pull.slot is None) != self._replica.loading[key].is_lost:
                 yield "what is on its way is not what its source keeps"

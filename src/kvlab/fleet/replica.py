@@ -6,7 +6,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -21,6 +21,8 @@ from kvlab.fleet.prefixes import PrefixView
 from kvlab.fleet.store import SharedStore
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.reset import drop_cached
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.loads import Load as KVLoad
 
 
 class Asked(NamedTuple):
@@ -170,6 +172,17 @@ class Replica:
             first, total = steps[0], int(steps.column("pool.blocks_total")[0])
             self._steps.append(_Steps(starts, ends, first.running, first.waiting, blocks, total))
         return steps
+
+    @property
+    def loading(self) -> Mapping[Key, KVLoad]:
+        """The contents that are on their way into its pool."""
+        pool = self.core.pool
+        return pool.offload.loading if isinstance(pool, BlockPool) else {}
+
+    def lose_load(self, load: KVLoad, now: float) -> None:
+        """What was on its way into its pool comes to nothing: what waits for it computes."""
+        load.is_lost, load.done_s = True, now
+        self.wake(now)
 
     def wake(self, now: float) -> None:
         """Something that it may have waited for has come: blocks that others held, or contents."""

@@ -1,6 +1,6 @@
 """Prefill and decode on different replicas: some compute prompts, the others pull their K and V."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,6 @@ from kvlab.fleet.dispatcher import Dispatcher
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PullLink, Transfer, break_off
-from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.remote import Offered, RemoteTier
 
@@ -30,11 +29,11 @@ class Split:
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
         self.transfers: list[Transfer] = []
         self._rates = rates
+        self._sending, self._receiving = ([LinkEnd() for _ in rates] for _ in range(2))
         self.prefilling: Sequence[int] = range(prefill)
         self.decoding: Sequence[int] = range(prefill, len(rates))
         self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
         self._least_tokens = least_tokens
-        self._ends = [LinkEnd() for _ in self.prefilling]
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
         self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
 
@@ -81,20 +80,16 @@ class Split:
 
     def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
         """The sides of links that a transfer keeps busy."""
-        link = self.tiers[sent.target].up
-        return (self._ends[sent.source], link.own) if isinstance(link, PullLink) else ()
+        return self._sending[sent.source], self._receiving[sent.target]
 
     def _lose_source(self, name: str, now: float) -> None:
         """What is kept of a request's prompt is lost, and what of it is on its way."""
         for index, tier in self.tiers.items():
             tier.withdraw(name)
             replica = self._fleet.replicas[index]
-            pool = replica.core.pool
-            loading = pool.offload.loading if isinstance(pool, BlockPool) else {}
-            for load in [loading[key] for key in tier.taken(name)]:
+            for load in [replica.loading[key] for key in tier.taken(name)]:
                 if load.done_s > now:
-                    load.is_lost, load.done_s = True, now
-                    replica.wake(now)
+                    replica.lose_load(load, now)
         self._let_go(name, now)
 
     def _ask(self, prompt: Asked, routed: RoutedPrompt, now: float) -> None:
@@ -122,18 +117,21 @@ class Split:
         """What is offered to a replica that decodes."""
 
         def source() -> LinkEnd:
-            return self._ends[self._sources[tier.source]]
+            return self._sending[self._sources[tier.source]]
 
         def note(ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
-            name = tier.source
-            sent = Transfer(name, self._sources[name], target, ready_s, start_s, end_s, num_bytes)
-            self.transfers.append(sent)
+            self._note(tier.source, target, ready_s, start_s, end_s, num_bytes)
 
         def pulled(name: str) -> None:
             self._let_go(name, self._fleet.replicas[target].engine.clock.now())
 
-        tier = RemoteTier(rate.block_bytes, PullLink(rate, source, note), pulled)
+        link = PullLink(rate, own=self._receiving[target], source=source, note=note)
+        tier = RemoteTier(rate.block_bytes, link, pulled)
         return tier
+
+    def _note(self, name: str, target: int, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
+        """A request's prompt is sent to the replica that decodes it."""
+        self.transfers.append(Transfer(name, self._sources[name], target, ready_s, start_s, end_s, num_bytes))
 
     def _contents(self, routed: RoutedPrompt, target: int) -> dict[Key, Offered]:
         return self._rates[target].contents(routed, self._fleet.views[target].block_size)
@@ -144,27 +142,43 @@ class Split:
         """
         fleet, name = self._fleet, asked.request.request_id
         target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
-        tier = self.tiers[target]
+        if name in self._sources:
+            self.tiers[target].offer(name, self._contents(routed, target))
+        self._decode(asked, routed, target, lambda: first, now)
+
+    def _decode(
+        self, asked: Asked, routed: RoutedPrompt, target: int, first: Callable[[], RequestRecord | None], now: float
+    ) -> None:
+        """A request goes to the replica that decodes it. `first` gives the record of its prompt, if that was
+        computed apart. Raises RequestRefusedError.
+        """
+        name = asked.request.request_id
 
         def decoded(record: RequestRecord) -> None:
-            tier.withdraw(name)
-            self._let_go(name, record.finished_s)
-            computed = 0 if record.sample else first.computed_prompt_tokens
-            record = replace(record, scheduled_s=first.scheduled_s, computed_prompt_tokens=computed)
-            asked.on_finish(replace(record, cached_tokens=first.cached_tokens))
+            self._end(name, target, record.finished_s)
+            prompt = first()
+            asked.on_finish(record if prompt is None else self._joined(prompt, record))
 
         def again(when_s: float) -> None:
-            tier.withdraw(name)
-            self._let_go(name, when_s)
+            self._end(name, target, when_s)
             self.begin(asked, routed, when_s)
 
-        if name in self._sources:
-            tier.offer(name, self._contents(routed, target))
         try:
-            fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
+            self._fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
         except RequestRefusedError:
-            tier.withdraw(name)
+            self._end(name, target, now)
             raise
+
+    def _joined(self, first: RequestRecord, record: RequestRecord) -> RequestRecord:
+        """The record of a sample, with what became of its prompt where that was computed."""
+        computed = 0 if record.sample else first.computed_prompt_tokens
+        record = replace(record, computed_prompt_tokens=computed, cached_tokens=first.cached_tokens)
+        return replace(record, scheduled_s=first.scheduled_s)
+
+    def _end(self, name: str, target: int, now: float) -> None:
+        """A request has ended where it decodes, or was lost or refused there."""
+        self.tiers[target].withdraw(name)
+        self._let_go(name, now)
 
     def _let_go(self, name: str, now: float) -> None:
         """Nobody needs what a replica keeps of a request."""

@@ -105,23 +105,34 @@ class LinkRate:
 
 
 class PullLink(Link):
-    """The way to one replica from whichever has what it pulls. A transfer begins when both ends are free, and keeps
-    both busy until its end; `own` is that of the replica.
+    """The way to one replica from whatever has what it pulls. A transfer begins when both ends are free, and keeps
+    both busy until its end; `own` is that of the replica. `source` gives the other end, one that is always free
+    unless it is given; `note` is told of each transfer its ready_s, start_s, end_s and bytes.
+
+    `prefill_s` predicts what it takes the replica to compute tokens of a prompt; None: it is not asked for.
     """
 
     def __init__(
-        self, rate: LinkRate, source: Callable[[], LinkEnd], note: Callable[[float, float, float, int], None]
-    ):
-        self._rate, self._source, self._note = rate, source, note
-        self.own = LinkEnd()
+        self,
+        rate: LinkRate,
+        prefill_s: PrefillTime | None = None,
+        *,
+        own: LinkEnd | None = None,
+        source: Callable[[], LinkEnd] = LinkEnd,
+        note: Callable[[float, float, float, int], None] = lambda *transfer: None,
+    ) -> None:
+        self._rate, self._prefill_s, self._source, self._note = rate, prefill_s, source, note
+        self.own = own or LinkEnd()
 
-    def beats(self, prefill_s: PrefillTime, now: float, before: int, tokens: int, blocks: int) -> bool:
-        """Whether so many blocks, asked for now, come sooner than so many tokens of a prompt are computed, `before`
-        others before them: with what they wait for.
+    def beats_prefill(self, now: float, size: int, before: int, spared: int, pulled: int) -> bool:
+        """Whether `pulled` blocks of `size` tokens, asked for now, come sooner than the `spared` blocks of a
+        prompt are computed, `before` others before them: with what the transfer waits for.
         """
-        wait_s = max(self._source().free_s, self.own.free_s) - now
-        come_s = max(wait_s, 0.0) + self.seconds(blocks * self._rate.block_bytes)
-        return come_s < prefill_s(before, tokens)
+        if self._prefill_s is None:
+            return True
+        wait_s = max(self._source().free_s, self.own.free_s, now) - now
+        pull_s = wait_s + self.seconds(pulled * self._rate.block_bytes)
+        return pull_s < self._prefill_s(before * size, spared * size)
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
         """See Link."""
