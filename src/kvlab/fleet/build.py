@@ -59,7 +59,7 @@ def build_fleet(
     ]
     router, prefill_router = (ROUTERS.get(config.router)(config, each) for each in (seed, seed + 1))
     views = [_view(replica, router, store if replica.index in sides else None, seed) for replica in replicas]
-    fleet = Fleet(replicas, views, router, is_open=is_open)
+    fleet = Fleet(replicas, views, router, prefill_router, is_open=is_open)
     fleet.split, fleet.sides, fleet.neighbours = split, sides, neighbours
     pools = [pool for replica in replicas if isinstance(pool := replica.core.pool, BlockPool)]
     for index, side in sides.items():
@@ -69,7 +69,7 @@ def build_fleet(
         for neighbour in neighbours:
             neighbour.serve(fleet.holdings, replicas)
     if split is not None:
-        split.serve(fleet, prefill_router)
+        split.serve(fleet)
     return fleet
 
 

@@ -112,8 +112,7 @@ class DecodeFirst(Split):
 
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives: it goes to a replica that decodes it. Raises RequestRefusedError."""
-        fleet, name = self._fleet, asked.request.request_id
-        target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
+        name, target = asked.request.request_id, self._fleet.choose(routed, now, "decode")
         request = self._requests[name] = _Request(asked, routed, target)
         self.tiers[target].offer(name, self._contents(routed, target))
         self._decode(asked, routed, target, lambda: request.first, now)
@@ -175,7 +174,7 @@ class DecodeFirst(Split):
             return reserved.end_s
         if not request.is_asked:
             request.is_asked = True
-            self._fleet.at(ready_s, self._prompt(request), partial(self._prefill, request))
+            self._fleet.serve_at(ready_s, self._prompt(request))
         return math.inf
 
     def _prompt(self, request: _Request) -> Asked:

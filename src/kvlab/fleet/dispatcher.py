@@ -3,12 +3,10 @@
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvlab.core import FinishReason
-from kvlab.engine.front_end import end_unserved
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
@@ -28,44 +26,46 @@ class Routed:
     among: tuple[int, ...] = ()
 
 
-class Event(NamedTuple):
-    """What happens to a request at a later time, unless it is aborted before."""
+class _Due(NamedTuple):
+    """A request that is to be served at a later time."""
 
-    when_s: float
-    number: int  # orders events of the same time
-    asked: Asked  # if the action is refused, or aborted before, `on_finish` is told that the request ended
-    action: Callable[[float], None]  # given the time; may raise RequestRefusedError
-
-    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Nothing serves the request."""
-        end_unserved(self.asked.request, self.asked.on_finish, reason, now, error)
+    at_s: float
+    number: int  # orders requests of the same time
+    asked: Asked
 
 
 class Dispatcher:
-    """The replicas, what the router sees of them, and the requests that are on their way to them."""
+    """The replicas, what routers see of them, and the requests that wait for their time to be sent there. Of the
+    replicas the first `fleet.prefill` compute prompts, chosen by `prefill_router`; the others serve the rest.
+    """
 
-    def __init__(self, replicas: Sequence[Replica], views: Sequence[SimulatedView], router: Router) -> None:
-        self.replicas, self.views, self.router = replicas, views, router
+    def __init__(
+        self, replicas: Sequence[Replica], views: Sequence[SimulatedView], router: Router, prefill_router: Router
+    ) -> None:
+        self.replicas, self.views, self.router, self._prefill_router = replicas, views, router, prefill_router
         self.routed: list[Routed] = []
         self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
-        self._events: list[Event] = []  # a heap
+        self._due: list[_Due] = []  # a heap
         self._numbers = itertools.count()
 
-    def at(self, when_s: float, asked: Asked, action: Callable[[float], None]) -> None:
-        """Let something happen to a request at a later time."""
-        heapq.heappush(self._events, Event(when_s, next(self._numbers), asked, action))
+    def serve_at(self, when_s: float, asked: Asked) -> None:
+        """Serve a request at a later time, unless it is aborted before."""
+        heapq.heappush(self._due, _Due(when_s, next(self._numbers), asked))
 
-    def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
-        """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
-        among = [index for index in among if self.replicas[index].takes_requests]
+    def choose(self, request: RoutedPrompt, now: float, stage: str = "all") -> int:
+        """The replica that the stage's router chooses now. Raises ConfigError for one that is not there."""
+        prefill, is_prefill = self.router.config.prefill, stage == "prefill"
+        router = self._prefill_router if is_prefill else self.router
+        replicas = self.replicas[:prefill] if is_prefill else self.replicas[prefill:]
+        among = tuple(replica.index for replica in replicas if replica.takes_requests)
         choice = router.choose(request, [self.views[index].at(now) for index in among], now)
         if choice.replica not in among:
             text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
             raise ConfigError("fleet.router", router.config.router, text)
-        self.routed.append(Routed(request.request_id, now, choice, stage, tuple(among)))
+        self.routed.append(Routed(request.request_id, now, choice, stage, among))
         self.views[choice.replica].prefixes.sent(request)
         return choice.replica
 
-    def _next_event_s(self) -> float:
-        """The time of the next event; infinite where there is none."""
-        return self._events[0].when_s if self._events else math.inf
+    def _next_due_s(self) -> float:
+        """When the next of the requests that wait is to be served; infinite where none waits."""
+        return self._due[0].at_s if self._due else math.inf

@@ -5,7 +5,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from functools import partial
 
 from kvlab.core import FinishReason, Request, StepRecord
 from kvlab.core.step_log import StepLog
@@ -46,10 +45,11 @@ class Fleet(Dispatcher):
         replicas: Sequence[Replica],
         views: Sequence[SimulatedView],
         router: Router,
+        prefill_router: Router,
         *,
         is_open: bool = False,
     ) -> None:
-        super().__init__(replicas, views, router)
+        super().__init__(replicas, views, router, prefill_router)
         self.clock = _FleetClock()
         self.retried = 0  # requests that were lost with a replica and sent again
         self._is_open = is_open
@@ -67,23 +67,27 @@ class Fleet(Dispatcher):
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
-        asked = Asked(request, on_output, on_finish or (lambda record: None))
+
+        def arrive(when_s: float) -> None:
+            self._arrive(asked, when_s)
+
+        asked = Asked(request, on_output, on_finish or (lambda record: None), arrive)
         if self._lives and self._lives[0].at_s <= request.arrival_s <= self.clock.now():
             self._live_until(request.arrival_s)
             self._advance()  # to what follows from a death before, which comes first
         if request.arrival_s > self.clock.now():
-            self.at(request.arrival_s, asked, partial(self._arrive, asked))
+            self.serve_at(request.arrival_s, asked)
         else:
-            self._arrive(asked, request.arrival_s)
+            arrive(request.arrival_s)
         self._advance()
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
-        for event in self._events:
-            if event.asked.request.request_id == request_id:
-                self._events.remove(event)
-                heapq.heapify(self._events)
-                event.end(FinishReason.ABORTED, self.clock.now())
+        for due in self._due:
+            if due.asked.request.request_id == request_id:
+                self._due.remove(due)
+                heapq.heapify(self._due)
+                due.asked.end(FinishReason.ABORTED, self.clock.now())
                 return True
         # Of two that have it the one that decodes, which comes behind, has the other let it go.
         return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
@@ -106,7 +110,7 @@ class Fleet(Dispatcher):
         replica = self._first()
         if replica is None:
             return StepLog()
-        bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
+        bound = min(until_s, self._next_due_s(), self._lives[0].at_s if self._lives else math.inf)
         if self.split is not None or self.sides or self.neighbours or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
@@ -116,7 +120,7 @@ class Fleet(Dispatcher):
 
     def has_work(self) -> bool:
         """See ServingEngine."""
-        return bool(self._events) or any(replica.engine.has_work() for replica in self.replicas)
+        return bool(self._due) or any(replica.engine.has_work() for replica in self.replicas)
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
@@ -133,7 +137,7 @@ class Fleet(Dispatcher):
             total = sum(known) if len(known) == len(values) else None
             found[name] = total / len(values) if total is not None and name.endswith("percent") else total
         stats = EngineStats(**found)  # type: ignore[arg-type]
-        return replace(stats, waiting=stats.waiting + len(self._events))
+        return replace(stats, waiting=stats.waiting + len(self._due))
 
     def audit(self) -> list[Finding]:
         """See Auditable."""
@@ -145,7 +149,7 @@ class Fleet(Dispatcher):
 
     def close(self) -> None:
         """See ServingEngine."""
-        self._events.clear()
+        self._due.clear()
         for replica in self.replicas:
             replica.engine.close()
 
@@ -159,19 +163,17 @@ class Fleet(Dispatcher):
         if self.split is not None and self.split.takes(request):
             self.split.begin(asked, routed, now)
             return
-        among = range(len(self.replicas)) if self.split is None else self.split.decoding
-        index = self.choose(self.router, routed, among, now, "all")
-        self.replicas[index].submit(asked, now)
+        self.replicas[self.choose(routed, now)].submit(asked, now)
 
     def _receive(self) -> None:
         """Let happen what is to happen by now."""
         self._live_until(self.clock.now())
-        while self._next_event_s() <= self.clock.now():
-            event = heapq.heappop(self._events)
+        while self._next_due_s() <= self.clock.now():
+            when_s, _, asked = heapq.heappop(self._due)
             try:
-                event.action(event.when_s)
+                asked.serve(when_s)
             except RequestRefusedError as error:
-                event.end(FinishReason.FAILED, event.when_s, str(error))
+                asked.end(FinishReason.FAILED, when_s, str(error))
         self._advance()
 
     def _live_until(self, now: float) -> None:
@@ -187,17 +189,21 @@ class Fleet(Dispatcher):
             replica = self.replicas[life.replica]
             replica.takes_requests = life.event == "return"
             if life.event == "die":
-                for neighbour in self.neighbours:
-                    neighbour.lose(life.replica, life.at_s)
-                if (side := self.sides.get(life.replica)) is not None:
-                    side.lose(life.at_s)
-                if self.split is not None:
-                    self.split.lose(life.replica, life.at_s)
-                self.lost_tokens += replica.lost_tokens()
-                for asked in replica.die():
-                    self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
-                    self.retried += 1
-                self._forget(life.at_s, [life.replica])
+                self._die(replica, life.at_s)
+
+    def _die(self, replica: Replica, now: float) -> None:
+        """A replica loses all that it has: its requests are served anew."""
+        for neighbour in self.neighbours:
+            neighbour.lose(replica.index, now)
+        if (side := self.sides.get(replica.index)) is not None:
+            side.lose(now)
+        if self.split is not None:
+            self.split.lose(replica.index, now)
+        self.lost_tokens += replica.lost_tokens()
+        for asked in replica.die():
+            self.serve_at(now, asked)
+            self.retried += 1
+        self._forget(now, [replica.index])
 
     def _forget(self, now: float, replicas: Iterable[int]) -> None:
         """What these replicas have given up between steps is not there any more."""
@@ -227,7 +233,7 @@ class Fleet(Dispatcher):
     def _next_s(self) -> float:
         """When the next thing happens that is known of."""
         when = min(replica.due_s for replica in self.replicas)
-        return min(when, self._next_event_s())
+        return min(when, self._next_due_s())
 
     def _advance(self) -> None:
         when = self._next_s()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Self
 
-from kvlab.core import Request, RequestRecord, Sequence, StepRecord
+from kvlab.core import FinishReason, Request, RequestRecord, Sequence, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.core import EngineCore
-from kvlab.engine.front_end import FrontEnd
+from kvlab.engine.front_end import FrontEnd, end_unserved
 from kvlab.engine.protocol import FinishCallback, OutputCallback
 from kvlab.fleet.base import RoutedRequest
 from kvlab.fleet.prefixes import PrefixView
@@ -26,14 +26,18 @@ from kvlab.kv.tiers.loads import Load as KVLoad
 
 
 class Asked(NamedTuple):
-    """A request as it was handed in, and whom to tell; `again` serves it anew if it is lost with its replica: it is
-    given the time and may raise RequestRefusedError. None: the request arrives again.
+    """A request as it was handed in, whom to tell, and how it is served: `serve` is given the time and may raise
+    RequestRefusedError. It is called once more if the request is lost with its replica.
     """
 
     request: Request
     on_output: OutputCallback | None
     on_finish: FinishCallback
-    again: Callable[[float], None] | None = None
+    serve: Callable[[float], None]
+
+    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """Tell that it ended and nothing served it."""
+        end_unserved(self.request, self.on_finish, reason, now, error)
 
 
 class Load(NamedTuple):

@@ -6,7 +6,6 @@ from functools import partial
 
 from kvlab.core import Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.errors import RequestRefusedError
-from kvlab.fleet.base import Router
 from kvlab.fleet.dispatcher import Dispatcher
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
@@ -30,16 +29,15 @@ class Split:
         self.transfers: list[Transfer] = []
         self._rates = rates
         self._sending, self._receiving = ([LinkEnd() for _ in rates] for _ in range(2))
-        self.prefilling: Sequence[int] = range(prefill)
-        self.decoding: Sequence[int] = range(prefill, len(rates))
-        self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in self.decoding}
+        decoding = range(prefill, len(rates))
+        self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in decoding}
         self._least_tokens = least_tokens
         self._sources: dict[str, int] = {}  # who keeps the blocks of a request
         self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
 
-    def serve(self, fleet: Dispatcher, router: Router) -> None:
-        """Comes before the first request: to whose replicas the parts go; `router` chooses who computes prompts."""
-        self._fleet, self._router = fleet, router
+    def serve(self, fleet: Dispatcher) -> None:
+        """Split requests of this fleet. Comes before the first."""
+        self._fleet = fleet
 
     def takes(self, request: Request) -> bool:
         """Whether a request's prompt is computed apart."""
@@ -49,13 +47,12 @@ class Split:
 
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""
-        fleet, request = self._fleet, asked.request
-        name = request.request_id
+        request, name = asked.request, asked.request.request_id
 
         def prefilled(record: RequestRecord) -> None:
             if record.completed:
-                left = asked._replace(on_finish=forget)
-                fleet.at(record.finished_s, left, partial(self._hand_over, asked, routed, record))
+                hand_over = partial(self._hand_over, asked, routed, record)
+                self._fleet.serve_at(record.finished_s, asked._replace(on_finish=forget, serve=hand_over))
             else:
                 for sample in range(request.sampling.n):  # which have the prompt in common
                     forget(replace(record, sample=sample))
@@ -96,7 +93,7 @@ class Split:
         """A prompt goes to a replica that computes it, and keeps its blocks. Raises RequestRefusedError."""
         request = prompt.request
         name = request.request_id
-        source = self._sources[name] = self._fleet.choose(self._router, routed, self.prefilling, now, "prefill")
+        source = self._sources[name] = self._fleet.choose(routed, now, "prefill")
         replica = self._fleet.replicas[source]
         replica.core.keep(name)
         prompt_alone = SamplingParams(max_tokens=1, ignore_eos=True, seed=request.sampling.seed)
@@ -140,8 +137,7 @@ class Split:
         """A prompt is computed: the request goes to a replica that decodes it, and finds nothing to pull if the one
         that computed it has died.
         """
-        fleet, name = self._fleet, asked.request.request_id
-        target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
+        name, target = asked.request.request_id, self._fleet.choose(routed, now, "decode")
         if name in self._sources:
             self.tiers[target].offer(name, self._contents(routed, target))
         self._decode(asked, routed, target, lambda: first, now)
@@ -164,7 +160,7 @@ class Split:
             self.begin(asked, routed, when_s)
 
         try:
-            self._fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
+            self._fleet.replicas[target].submit(asked._replace(on_finish=decoded, serve=again), now)
         except RequestRefusedError:
             self._end(name, target, now)
             raise
