@@ -1,4 +1,4 @@
-"""From settings to a fleet: what feeds the router's views."""
+"""From settings to a fleet: its replicas, what they pull from where, and what feeds the routers' views."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,10 +34,11 @@ def build_fleet(
     seed: int = 0,
     is_open: bool = False,
 ) -> Fleet:
-    """A fleet of the engines that `makers` make, one each, given the tiers from which it pulls what others
-    computed. `rates`: of the links to each of them; `store`: one that they have in common; `prefill_s`: of each,
-    where pulls are weighed against it. Unless `hot` is None it is followed who has what, and where these prefixes
-    are. Raises ConfigError for a view of prefixes that their pools do not have.
+    """A fleet whose engines `makers` make, one each, given the tiers that it pulls others' K and V from.
+
+    `rates` are those of the links to each replica, `store` is what they have in common, and `prefill_s` predicts
+    for each what a pull spares. Unless `hot` is None the fleet notes which replica holds what, and where these
+    prefixes are. Raises ConfigError for a router that sees prefixes where the pools keep none.
     """
     split, sides, neighbours = None, dict[int, StoreSide](), list[NeighbourTier]()
     times: Sequence[PrefillTime | None] = prefill_s or [None] * len(makers)
@@ -74,14 +75,14 @@ def build_fleet(
 
 
 def without_prefixes(config: FleetConfig) -> ConfigError:
-    """Of replicas that have no prefix cache, behind a router that sees prefixes."""
+    """The error of replicas without a prefix cache behind a router that sees prefixes."""
     by = ("fleet.router", config.router) if config.prefixes == "auto" else ("fleet.prefixes", config.prefixes)
     text = "needs a prefix cache, and the replicas have none; use kv=paged with kv.prefix_sharing=true, or "
     return ConfigError(*by, text + "a router that knows no prefixes, as fleet.router=least_requests")
 
 
 def _view(replica: Replica, router: Router, store: SharedStore | None, seed: int) -> SimulatedView:
-    """A replica as the router sees it, with what it has in a store."""
+    """A replica as the router sees it, and behind it the store, if it reads one."""
     config = router.config
     sees_store = config.fed_by("prefixes") != "none" and config.store_weight
     return SimulatedView(
@@ -103,12 +104,6 @@ def _prefixes(replica: Replica, router: Router, seed: int) -> PrefixView:
         raise without_prefixes(config)
     if source == "memory":
         return SentPrefixes.of(router)
-    if source == "exact":
-        return HeldPrefixes(follow(pool), pool.block_size)
-    return HeldPrefixes(
-        follow(pool),
-        pool.block_size,
-        delay_s=config.events_ms * 1e-3,
-        lost=config.events_lost,
-        seed=seed + replica.index,
-    )
+    delay_s = config.events_ms * 1e-3 if source == "events" else 0.0
+    seed += replica.index
+    return HeldPrefixes(follow(pool), pool.block_size, delay_s=delay_s, lost=config.events_lost, seed=seed)

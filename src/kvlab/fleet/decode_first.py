@@ -20,14 +20,14 @@ from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request whose prompt is computed apart."""
+    """A request that a replica, its `target`, decodes while another computes its prompt."""
 
     asked: Asked
     routed: RoutedPrompt
     target: int
-    computed: int = 0  # tokens of its prompt
-    is_asked: bool = False  # whether its prompt was asked for
-    first: RequestRecord | None = None  # of its prompt, once that is computed
+    computed: int = 0  # tokens of its prompt, where that is computed
+    is_asked: bool = False  # whether its prompt was sent to another
+    first: RequestRecord | None = None  # the record of its prompt, once that is computed
     reserved: list["_Reserved"] = field(default_factory=list)
 
     @property
@@ -41,19 +41,19 @@ class _Reserved:
     """Blocks that wait at a request's target for K and V of its prompt."""
 
     request: _Request
-    keys: set[Key]  # of those that still wait
-    contents: list[Offered]  # of all, in the order in which they are computed
-    ready_s: float  # they are there from then on
-    sent: int = 0  # of them
-    ends_s: list[float] = field(default_factory=list)  # of the messages that are planned
-    start_s: float = math.inf  # of the first message
-    end_s: float = math.inf  # of the last, once all are sent
+    keys: set[Key]  # the contents that have not come
+    contents: list[Offered]  # all of them, in the order in which they are computed
+    ready_s: float  # when the blocks were reserved
+    sent: int = 0  # contents that are sent
+    ends_s: list[float] = field(default_factory=list)  # when each planned message ends
+    start_s: float = math.inf  # when the first message begins
+    end_s: float = math.inf  # when the last ends, once all are sent
 
 
 class _PushTier(RemoteTier):
-    """Contents that come as they are computed. An offer stands until it is withdrawn. `reserved` is told whose
-    contents wait for them, which, and from when on, and says when they will be there; `released` when one waits no
-    more.
+    """Contents that are sent as they are computed. An offer stands until it is withdrawn. `reserved` is called when
+    blocks wait for contents, with the request, the contents and the time, and returns when they will be there;
+    `released` when one of them does not wait any more.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class _PushTier(RemoteTier):
         self._held: list[Key] = []  # what is loaded next
 
     def _offer_of(self, key: Key) -> str:
-        """See RemoteTier. The last content of a prompt, which comes first, says whose they are."""
+        """See RemoteTier. A prompt's last content is held first: its offer is that of all."""
         is_first = not self._held
         self._held.append(key)
         if not is_first:
@@ -79,31 +79,30 @@ class _PushTier(RemoteTier):
         self._released(name, key)
 
     def _begin(self, ready_s: float) -> float:
-        """What was held last waits from now on."""
+        """What was held last waits from `ready_s` on."""
         keys, self._held = self._held, []
         return self._reserved(self.source, keys, ready_s)
 
 
 class _PushLink(Link):
-    """The way to one replica of what is pushed: `begin` says when it will come, once it waits for it."""
+    """The way of what is pushed to one replica: `begin` says when it will be there."""
 
     def __init__(self, rate: LinkRate, begin: Callable[[float], float]) -> None:
         self._rate, self._begin = rate, begin
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
-        """See Link."""
         return self._begin(ready_s)
 
     def seconds(self, num_bytes: int) -> float:
-        """See Link."""
         return self._rate.seconds(num_bytes)
 
 
 class DecodeFirst(Split):
-    """As SGLang and Dynamo's decode-first hand-shake: a request goes to a replica that decodes, and its prompt to
-    another when the first has blocks for it. K and V are sent when the prompt is computed, or each chunk of it, or
-    each layer of each chunk, as `fleet.link.send` says; every message has a set-up. A prompt that the first finds
-    whole in its cache is not sent away. A request that is preempted before all has come waits for it again.
+    """The hand-shake of SGLang's and Dynamo's decode-first: a request goes to a replica that decodes, and its
+    prompt to another as soon as the first has blocks for it. K and V are sent when the prompt is computed, or each
+    chunk of it, or each layer of each chunk (`fleet.link.send`), in messages that each have a set-up. A prompt that
+    is whole in the first's cache is not sent away. A request that is preempted before all has come waits for it
+    again.
     """
 
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
@@ -135,7 +134,6 @@ class DecodeFirst(Split):
             self._sent(reserved, record.end_s)
 
     def lose(self, replica: int, now: float) -> None:
-        """See Split."""
         for request in self._requests.values():
             source = self._sources.get(request.name)
             if source is not None and replica in (source, request.target):
@@ -144,7 +142,7 @@ class DecodeFirst(Split):
         super().lose(replica, now)
 
     def _cut(self, reserved: _Reserved) -> None:
-        """What was to be sent there breaks off."""
+        """The messages to these blocks break off."""
         request = reserved.request
         for end in (self._sending[self._sources[request.name]], self._receiving[request.target]):
             for end_s in reserved.ends_s:
@@ -152,18 +150,20 @@ class DecodeFirst(Split):
         reserved.ends_s.clear()
 
     def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
-        """See Split. None: its messages are cut one by one."""
+        """See Split. None: the messages of a transfer are cut one by one."""
         return ()
 
     def _joined(self, first: RequestRecord, record: RequestRecord) -> RequestRecord:
-        """See Split. It was scheduled where it decodes, before its prompt."""
+        """See Split. Where it decodes it was scheduled before its prompt was sent away."""
         return replace(super()._joined(first, record), scheduled_s=record.scheduled_s)
 
     def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
         return _PushTier(rate, self._reserve, self._released)
 
     def _reserve(self, name: str, keys: list[Key], ready_s: float) -> float:
-        """A replica has blocks for so much of a request's prompt: when it will be there, where that is known."""
+        """A replica has blocks for these contents of a request's prompt: returns when they will be there, infinite
+        while that is not known.
+        """
         request = self._requests[name]
         offered = self.tiers[request.target].offered
         reserved = _Reserved(request, set(keys), sorted(offered[key] for key in keys), ready_s)
@@ -178,7 +178,7 @@ class DecodeFirst(Split):
         return math.inf
 
     def _prompt(self, request: _Request) -> Asked:
-        """A request's prompt, to be computed."""
+        """A request's prompt, as another replica is asked for it."""
 
         def prefilled(record: RequestRecord) -> None:
             if self._requests.get(request.name) is not request:
@@ -201,7 +201,7 @@ class DecodeFirst(Split):
                 self._lose(request, now)
 
     def _lose_source(self, name: str, now: float) -> None:
-        """See Split. A prompt that is not computed yet is computed by another, and sent from its begin."""
+        """See Split. A prompt that is not computed yet is computed by another, which sends all of it."""
         request = self._requests[name]
         if request.first is not None:
             super()._lose_source(name, now)
@@ -214,14 +214,16 @@ class DecodeFirst(Split):
     def _messages(
         self, reserved: _Reserved, tokens: int, start_s: float, end_s: float
     ) -> list[tuple[float, _Reserved, int]]:
-        """What can leave as so many tokens are computed, from one moment to another: when, whose, and its bytes."""
+        """What a step can send once it has computed so many tokens of the prompt, between its start and its end:
+        when each message is ready, where it goes, and its bytes.
+        """
         num_bytes, rate = self._unsent(reserved, tokens), self._rates[0]
         layers = rate.layers if rate.config.send == "layer" and end_s > start_s else 1
         times_s = [start_s + (end_s - start_s) * (layer + 1) / layers for layer in range(layers)]
         return [(when_s, reserved, num_bytes // layers) for when_s in times_s] if num_bytes else []
 
     def _unsent(self, reserved: _Reserved, tokens: int) -> int:
-        """So many bytes of what is reserved are computed with these tokens, and are on their way from now on."""
+        """The bytes of contents that these tokens complete. From now on they count as sent."""
         if self._rates[0].config.send == "prompt" and tokens < reserved.request.routed.prompt_tokens:
             return 0
         coming = list(takewhile(lambda offered: offered.tokens <= tokens, reserved.contents[reserved.sent :]))
@@ -229,7 +231,7 @@ class DecodeFirst(Split):
         return sum(offered.num_bytes for offered in coming)
 
     def _send(self, reserved: _Reserved, ready_s: float, num_bytes: int) -> None:
-        """A message, when both ends are free."""
+        """Plan a message for when both ends are free."""
         request = reserved.request
         ends = self._sending[self._sources[request.name]], self._receiving[request.target]
         start_s = max(ready_s, reserved.ready_s, *(end.free_s for end in ends))
@@ -240,7 +242,7 @@ class DecodeFirst(Split):
             end.take(reserved.ready_s, end_s)
 
     def _sent(self, reserved: _Reserved, computed_s: float) -> None:
-        """If that was all, it is known when it comes."""
+        """Once all contents are sent it is known when they come, and the target wakes then."""
         if reserved.sent < len(reserved.contents):
             return
         request = reserved.request
@@ -253,13 +255,13 @@ class DecodeFirst(Split):
             self._fleet.replicas[request.target].wake(reserved.end_s)
 
     def _load(self, reserved: _Reserved) -> Load | None:
-        """The load of what is reserved, while it is not known when that comes."""
+        """The target's load of what is reserved, as long as its end is not known."""
         loading = self._fleet.replicas[reserved.request.target].loading
         load = next((loading[key] for key in reserved.keys if key in loading), None)
         return load if load is not None and load.done_s == math.inf else None
 
     def _released(self, name: str, key: Key) -> None:
-        """A content waits no more: it has come, or nobody wants it now."""
+        """A content has come, or nobody waits for it any more."""
         request = self._requests.get(name)
         if request is None:
             return
@@ -272,14 +274,13 @@ class DecodeFirst(Split):
                     super()._end(name, request.target, now)
 
     def _lose(self, request: _Request, now: float) -> None:
-        """Its prompt is not computed for it any more: what waits for that computes."""
+        """Nobody computes its prompt for it any more: the target computes what it waits for."""
         super()._end(request.name, request.target, now)
         for reserved in request.reserved:
             if (load := self._load(reserved)) is not None:
                 self._fleet.replicas[request.target].lose_load(load, now)
 
     def _end(self, name: str, target: int, now: float) -> None:
-        """See Split."""
         request = self._requests.pop(name, None)
         if request is not None:
             source = self._sources.get(name)

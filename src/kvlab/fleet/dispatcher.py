@@ -1,11 +1,10 @@
-"""Sends requests to replicas: a router chooses which, and what is not due yet waits for its time."""
+"""Which replica gets a request, and when."""
 
 import heapq
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, Router
@@ -26,14 +25,6 @@ class Routed:
     among: tuple[int, ...] = ()
 
 
-class _Due(NamedTuple):
-    """A request that is to be served at a later time."""
-
-    at_s: float
-    number: int  # orders requests of the same time
-    asked: Asked
-
-
 class Dispatcher:
     """The replicas, what routers see of them, and the requests that wait for their time to be sent there. Of the
     replicas the first `fleet.prefill` compute prompts, chosen by `prefill_router`; the others serve the rest.
@@ -45,12 +36,12 @@ class Dispatcher:
         self.replicas, self.views, self.router, self._prefill_router = replicas, views, router, prefill_router
         self.routed: list[Routed] = []
         self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
-        self._due: list[_Due] = []  # a heap
+        self._due: list[tuple[float, int, Asked]] = []  # a heap of requests by time, equal ones in their order
         self._numbers = itertools.count()
 
     def serve_at(self, when_s: float, asked: Asked) -> None:
         """Serve a request at a later time, unless it is aborted before."""
-        heapq.heappush(self._due, _Due(when_s, next(self._numbers), asked))
+        heapq.heappush(self._due, (when_s, next(self._numbers), asked))
 
     def choose(self, request: RoutedPrompt, now: float, stage: str = "all") -> int:
         """The replica that the stage's router chooses now. Raises ConfigError for one that is not there."""
@@ -68,4 +59,4 @@ class Dispatcher:
 
     def _next_due_s(self) -> float:
         """When the next of the requests that wait is to be served; infinite where none waits."""
-        return self._due[0].at_s if self._due else math.inf
+        return self._due[0][0] if self._due else math.inf

@@ -1,4 +1,4 @@
-"""A fleet: replicas behind a router, which are one engine to whoever asks them to serve."""
+"""A fleet: replicas behind a router, which together serve as one engine."""
 
 import heapq
 import math
@@ -24,20 +24,20 @@ from kvlab.kv.audit import Finding
 
 
 class _FleetClock(LogicalClock):
-    """The time of the fleet's next event: every replica has done all that it begins before."""
+    """The time of the fleet's next event. Every replica has taken the steps that begin before it."""
 
     def set(self, when: float) -> None:
-        """It is `when`, which may be earlier: what has just arrived may be due before what was next."""
+        """Set the time, also to an earlier one: a request that has just come may be due before what was next."""
         self._now = when
 
 
 class Fleet(Dispatcher):
     """A ServingEngine of ServingEngines, each with a clock of its own.
 
-    The replica that is due first takes its step first; of equals the one of the lowest number. A request is sent as
-    it arrives, by what the router sees then: no step that begins later has been taken. So a run is the same on any
-    machine. `is_open`: no request comes because another has ended; a replica may then take the steps up to the next
-    arrival at once.
+    The replica that is due first steps first, of equals the one with the lowest number. A request is routed when it
+    arrives, by what the router sees then: no step that begins later has been taken. So a run is the same on any
+    machine. `is_open`: no request arrives because another has ended, so that a replica may take all steps up to the
+    next arrival at once.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Fleet(Dispatcher):
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
-        for due in self._due:
-            if due.asked.request.request_id == request_id:
-                self._due.remove(due)
+        for place, (_, _, asked) in enumerate(self._due):
+            if asked.request.request_id == request_id:
+                del self._due[place]
                 heapq.heapify(self._due)
-                due.asked.end(FinishReason.ABORTED, self.clock.now())
+                asked.end(FinishReason.ABORTED, self.clock.now())
                 return True
         # Of two that have it the one that decodes, which comes behind, has the other let it go.
         return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
@@ -166,7 +166,7 @@ class Fleet(Dispatcher):
         self.replicas[self.choose(routed, now)].submit(asked, now)
 
     def _receive(self) -> None:
-        """Let happen what is to happen by now."""
+        """Let replicas die or scale, and serve the requests that are due, as far as that is to happen by now."""
         self._live_until(self.clock.now())
         while self._next_due_s() <= self.clock.now():
             when_s, _, asked = heapq.heappop(self._due)
@@ -177,7 +177,7 @@ class Fleet(Dispatcher):
         self._advance()
 
     def _live_until(self, now: float) -> None:
-        """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        """Let replicas die, drain, return and scale by now: before a step begins or a request is sent."""
         if self.holdings is not None:
             self.holdings.until(now)
         for scaler in self.scalers:
@@ -192,7 +192,7 @@ class Fleet(Dispatcher):
                 self._die(replica, life.at_s)
 
     def _die(self, replica: Replica, now: float) -> None:
-        """A replica loses all that it has: its requests are served anew."""
+        """A replica loses all that it has. Its requests are served anew."""
         for neighbour in self.neighbours:
             neighbour.lose(replica.index, now)
         if (side := self.sides.get(replica.index)) is not None:
@@ -206,12 +206,13 @@ class Fleet(Dispatcher):
         self._forget(now, [replica.index])
 
     def _forget(self, now: float, replicas: Iterable[int]) -> None:
-        """What these replicas have given up between steps is not there any more."""
+        """Have it noted which contents these replicas have dropped between steps."""
         if self.holdings is not None:
             for replica in replicas:
                 self.holdings.changed(replica, now)
 
     def _stepped(self, replica: Replica, ends_s: Sequence[float]) -> None:
+        """A replica has taken steps that end then; none: there was nothing to do."""
         replica.settle(bool(ends_s))
         if ends_s:
             self.views[replica.index].prefixes.stepped(ends_s)
@@ -228,14 +229,14 @@ class Fleet(Dispatcher):
     def _first(self) -> Replica | None:
         """The replica that is due first, if any is; none while a request comes before."""
         first = min(self.replicas, key=lambda replica: replica.due_s)
-        return first if first.due_s < math.inf and first.due_s <= self._next_s() else None
+        return first if first.due_s < math.inf and first.due_s <= self._next_due_s() else None
 
     def _next_s(self) -> float:
-        """When the next thing happens that is known of."""
-        when = min(replica.due_s for replica in self.replicas)
-        return min(when, self._next_due_s())
+        """When a replica or a request is due next; infinite if none is."""
+        return min(self._next_due_s(), min(replica.due_s for replica in self.replicas))
 
     def _advance(self) -> None:
+        """Set the clock to what is due next."""
         when = self._next_s()
         if when < math.inf:
             self.clock.set(when)

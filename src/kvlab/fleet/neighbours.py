@@ -1,4 +1,4 @@
-"""Prefixes that other replicas hold: pulled over the link where that takes less time than to compute them."""
+"""Prefixes that other replicas hold: they are pulled where that takes less time than to compute them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,19 @@ from kvlab.kv.tiers.remote import ElsewhereTier
 
 @dataclass(slots=True)
 class _Pull:
-    """What is on its way from another replica, which keeps it in a slot until then; None: no more."""
+    """Contents on their way from another replica."""
 
     source: int
-    slot: int | None
-    keys: set[Key]
+    slot: int | None  # of the source, which keeps them there until they have come; None: it does not any more
+    keys: set[Key]  # those that have not come
 
 
 class NeighbourTier(ElsewhereTier):
-    """What a replica can pull from the others, those that take requests. It asks the one that has most of what is
-    missing, of equals the one that is free first. The source keeps the blocks until they have been pulled.
+    """What a replica can pull from the others that take requests. It pulls from the one that has most of what is
+    missing, of equals from the one that is free first. The source keeps the blocks until they have been pulled.
 
-    `prefill_s` predicts what it would take to compute them; None: they are always pulled. `ends` are the replicas'
-    sides of the links as they send.
+    `prefill_s` predicts what it takes to compute them; None: they are always pulled. `ends` are those at which the
+    replicas send.
     """
 
     def __init__(self, index: int, rate: LinkRate, ends: Sequence[LinkEnd], prefill_s: PrefillTime | None) -> None:
@@ -39,12 +39,11 @@ class NeighbourTier(ElsewhereTier):
         self._unnamed: list[tuple[Key, Transfer]] = []
 
     def serve(self, holdings: Holdings, replicas: Sequence[Replica]) -> None:
-        """From now on it knows who has what."""
+        """Find out from `holdings` who has what. Comes before the first request."""
         self._holdings, self._pools, self._replicas = holdings, holdings.pools, replicas
         self._replica = replicas[self._index]
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
-        """See Tier."""
         counts = {
             source: sum(1 for _ in takewhile(lambda key: source in self._holdings.of(key), keys))  # noqa: B023
             for source in self._sources(keys[0])
@@ -65,7 +64,7 @@ class NeighbourTier(ElsewhereTier):
         return self._beats(before, blocks, len(keys))
 
     def _beats(self, before: int, spared: int, pulled: int) -> bool:
-        """Whether the blocks that are pulled come sooner than those that they spare are computed."""
+        """Whether so many `pulled` blocks come sooner than the `spared` ones are computed."""
         core = self._replica.core
         return self._link.beats_prefill(core.clock.now(), core.pool.block_size, before, spared, pulled)
 
@@ -74,7 +73,7 @@ class NeighbourTier(ElsewhereTier):
         return (holder for holder in holders if holder != self._index and self._replicas[holder].takes_requests)
 
     def _begin(self, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
-        """A transfer begins of what was held last."""
+        """What was held last is transferred then: the source keeps the blocks."""
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
@@ -87,16 +86,16 @@ class NeighbourTier(ElsewhereTier):
         self._unnamed.append((keys[0], sent))
 
     def stepped(self) -> None:
-        """The replica has taken steps: whose pulls began in them."""
+        """The replica has taken steps: find out for which requests pulls began in them."""
         for key, transfer in self._unnamed:
             load = self._replica.loading.get(key)
-            running = self._replica.core.scheduler.running if load is not None else ()
+            running = self._replica.core.scheduler.running
             names = (each.request.request_id for each in running if load and each.slot == load.owner)
             self.pulls.append(replace(transfer, request_id=next(names, "")))
         self._unnamed = []
 
     def lose(self, source: int, now: float) -> None:
-        """What is on its way from a replica comes to nothing, and what is on its way to it if it is this one."""
+        """A replica dies: pulls from it come to nothing, and those to it if it is this one."""
         break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
         for key, pull in self._under_way.items():
             if pull.source == source:
@@ -104,7 +103,7 @@ class NeighbourTier(ElsewhereTier):
                 self._return(pull, now)
 
     def _return(self, pull: _Pull, now: float) -> None:
-        """The source may reuse the blocks."""
+        """Let the source reuse the blocks."""
         slot, pull.slot = pull.slot, None
         if slot is not None:
             self._pools[pull.source].free_slot(slot)
@@ -134,7 +133,6 @@ class NeighbourTier(ElsewhereTier):
         return dict.fromkeys(self._under_way, 1)
 
     def broken(self) -> Iterator[str]:
-        """See Tier."""
         for key, pull in self._under_way.items():
             if key not in pull.keys or (pull.slot is None) != self._replica.loading[key].is_lost:
                 yield "what is on its way is not what its source keeps"

@@ -40,10 +40,10 @@ class RoutedPrompt:
 
 
 class BlockKeys(Sequence[Key]):
-    """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they are
-    those that a pool's contents have in a group of layers.
+    """The keys of a prompt's first `most` whole blocks of `size` bytes. If its tokens have `TOKEN_BYTES` each, a
+    pool's contents have the same keys in that group of layers.
 
-    A key is made when it is first read: who looks for a prompt's longest known prefix reads no further than that.
+    A key is made when it is first read: a search for the longest known prefix reads no further than that.
     """
 
     def __init__(self, packed: bytes, size: int, salt: Salt, most: int, group: int = 0) -> None:
@@ -108,8 +108,8 @@ class PrefixView:
 
 
 class SentPrefixes(PrefixView):
-    """What the router sent itself, in blocks of its own size, the least recently sent forgotten first. The replica
-    may have evicted it since, or never have kept it.
+    """What the router itself has sent, in blocks of its own size; the least recently sent are forgotten first. The
+    replica may have evicted them since, or never have kept them.
     """
 
     def __init__(self, block_size: int, capacity: int, most: int) -> None:
@@ -146,8 +146,8 @@ class EventSource(Protocol):
 
 
 class HeldPrefixes(PrefixView):
-    """What the replica holds, by the events of its pool's `log`, which come `delay_s` after the step that they are
-    of; 0: what it holds as its last step has left it. The share `lost` of the batches never comes.
+    """What the replica holds, by the events of its pool's `log`. Those of a step are known `delay_s` after its end;
+    0: as soon as the step is taken. The share `lost` of the batches of events never comes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One replica of a simulated fleet: its engine, when it goes on, and what routers may see of it."""
+"""One replica of a fleet: its engine, when it is due, and what routers may see of it."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class _Open:
 
 
 class Replica:
-    """An engine with a clock of its own. `due_s` is when it has something to do next: the fleet steps the one that
-    is due first, so that nothing that a replica does depends on what comes later.
+    """An engine with a clock of its own. `due_s` is when it has something to do next; infinite: nothing.
 
-    A step is taken at once and ends later: what others see of it is what was so when it began.
+    A step is taken when it begins, and ends later on the replica's clock. Until then others see the replica as it
+    was when the step began.
     """
 
     def __init__(self, index: int, engine: EngineCore | FrontEnd) -> None:
@@ -94,7 +94,6 @@ class Replica:
         self.may_die = False
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when requests ended, or will as soon as their last step has
-        self._ended = 0  # requests whose end has been taken from that heap
         self._open: dict[str, _Open] = {}  # by request
         self._steps = deque([_Steps([-math.inf], [-math.inf], 0, 0, [0], 0)])  # the first stands for none
 
@@ -125,21 +124,21 @@ class Replica:
         sent.ended.clear()
 
     def lost_tokens(self) -> int:
-        """Tokens that it computed for requests that have not ended: of prompts, unless found, and of outputs."""
+        """Tokens that it computed for requests that have not ended: outputs, and prompts less what was cached."""
         sequences = self.sequences()
-        held = [record for sent in self._open.values() for record in sent.ended]
-        outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in held]
-        computed = [
+        ended = [record for sent in self._open.values() for record in sent.ended]
+        outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in ended]
+        prompts = [
             min(each.high_water, each.num_prompt_tokens) - each.cached_tokens
             for each in sequences
             if not each.index
         ]
-        computed += [(each.computed_prompt_tokens or 0) - each.cached_tokens for each in held]
-        return sum(outputs) + sum(max(tokens, 0) for tokens in computed)
+        prompts += [(each.computed_prompt_tokens or 0) - each.cached_tokens for each in ended]
+        return sum(outputs) + sum(max(tokens, 0) for tokens in prompts)
 
     def die(self) -> list[Asked]:
-        """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A
-        step that has begun was the last.
+        """Lose all requests, which are not told, and all cached contents. Returns the requests in the order in
+        which they came. A step that has begun is the last.
         """
         lost = list(self._open.values())
         for sent in lost:
@@ -152,12 +151,12 @@ class Replica:
         return [sent.asked for sent in lost]
 
     def forget(self) -> None:
-        """Lose what is cached for requests to come."""
+        """Drop all cached contents."""
         if isinstance(self.core.pool, BlockPool):
             drop_cached(self.core.pool)
 
     def step(self) -> StepRecord | None:
-        """A step that begins when one is due; None if there was nothing to do then."""
+        """Take the step that is due; None if there was nothing to do."""
         self.engine.clock.wait_until(self.due_s)
         record = self.engine.step()
         if record is not None:
@@ -189,13 +188,13 @@ class Replica:
         self.wake(now)
 
     def wake(self, now: float) -> None:
-        """Something that it may have waited for has come: blocks that others held, or contents."""
+        """It may go on: blocks that others held, or contents on their way, are there."""
         self.core.scheduler.refused = None
         if self.engine.has_work():
             self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
 
     def settle(self, progressed: bool) -> None:
-        """Find out when it goes on, after a step that did something or not."""
+        """Set `due_s` after a step; `progressed`: whether that did anything."""
         engine = self.engine
         if not engine.has_work():
             self.due_s = math.inf
@@ -209,8 +208,7 @@ class Replica:
         """Requests that were sent here and have not ended."""
         while self._ends_s and self._ends_s[0] <= now:
             heapq.heappop(self._ends_s)
-            self._ended += 1
-        return len(self.sent_s) - self._ended
+        return len(self._open) + len(self._ends_s)
 
     def load_at(self, when: float, *, ended: bool = False) -> Load:
         """Its load in the last step that began, or `ended`, by `when`."""
@@ -235,9 +233,9 @@ class Replica:
 
 
 class SimulatedView:
-    """A replica as a router sees it (ReplicaView). Between two looks, `period_s` apart, queues and memory are those
-    of the last, and then what a server's metrics say: vLLM's are of the last step that has ended, and know nothing
-    of requests that have come since. 0: as the last step began, and what has come since.
+    """A replica as a router sees it (ReplicaView). With a `period_s` the router looks at queues and memory as often
+    as that, and sees what vLLM's metrics say: the last step that has ended, without requests that have come since.
+    0: it sees the last step that has begun, and what has come since.
 
     If the router knows what is in a `store`, each token there, behind those that the replica has cached, counts
     `store_weight` of a cached one (llm-d's weights of tiers).
@@ -269,33 +267,40 @@ class SimulatedView:
 
     @property
     def in_flight(self) -> int:
+        """See ReplicaView."""
         return self._replica.in_flight(self._now)
 
     @property
     def waiting(self) -> int:
+        """See ReplicaView."""
         come = 0 if self._period_s else self._replica.sent_between(self._load.start_s, self._seen_s)
         return self._load.waiting + come
 
     @property
     def sent_since(self) -> int:
+        """See ReplicaView."""
         return self._replica.sent_between(self._seen_s, self._now)
 
     @property
     def prefill_tokens(self) -> int:
+        """See ReplicaView."""
         sequences = [sequence for sequence in self._replica.sequences() if not sequence.is_decoding]
         return sum(max(sequence.num_prompt_tokens - sequence.num_prefilled, 0) for sequence in sequences)
 
     @property
     def work_tokens(self) -> int:
+        """See ReplicaView."""
         sequences = self._replica.sequences()
         outputs = sum(sequence.request.sampling.max_tokens - len(sequence.token_times_s) for sequence in sequences)
         return outputs + self.prefill_tokens
 
     @property
     def remembered(self) -> int:
+        """See ReplicaView."""
         return self.prefixes.remembered
 
     def cached_tokens(self, request: RoutedRequest) -> int:
+        """See ReplicaView."""
         cached = self.prefixes.cached_tokens(request, self._now)
         if self._store is None:
             return cached

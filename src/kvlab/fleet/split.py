@@ -15,13 +15,11 @@ from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 
 class Split:
-    """Sends a request's prompt to one replica, and the request, when that has computed it, to another, which pulls
-    the prompt's whole blocks and computes what is behind them. The first keeps its blocks until they have been
-    pulled.
+    """Prefill first: a replica computes a request's prompt and keeps its blocks. Then the request goes to another,
+    which pulls the prompt's whole blocks and computes what is behind them.
 
-    `rates` are those of the links to each replica. The first `prefill` of them compute prompts; the engines of the
-    others are built with their `tiers`.
-    `serve` comes before the first request. A prompt of fewer than `least_tokens`, and a request for one token, is
+    `rates` are those of the links to each replica. The first `prefill` replicas compute prompts; the engines of the
+    others are built with their `tiers`. A prompt of fewer than `least_tokens`, and a request for one token, is
     served where it decodes.
     """
 
@@ -32,8 +30,8 @@ class Split:
         decoding = range(prefill, len(rates))
         self.tiers: dict[int, RemoteTier] = {index: self._tier(rates[index], index) for index in decoding}
         self._least_tokens = least_tokens
-        self._sources: dict[str, int] = {}  # who keeps the blocks of a request
-        self._computed: dict[str, int] = {}  # tokens of a request's prompt that it has computed
+        self._sources: dict[str, int] = {}  # by request: the replica that computes its prompt and keeps the blocks
+        self._computed: dict[str, int] = {}  # by request: tokens that it has computed there
 
     def serve(self, fleet: Dispatcher) -> None:
         """Split requests of this fleet. Comes before the first."""
@@ -80,7 +78,7 @@ class Split:
         return self._sending[sent.source], self._receiving[sent.target]
 
     def _lose_source(self, name: str, now: float) -> None:
-        """What is kept of a request's prompt is lost, and what of it is on its way."""
+        """The blocks that are kept of a request's prompt are lost, and what of them is on its way."""
         for index, tier in self.tiers.items():
             tier.withdraw(name)
             replica = self._fleet.replicas[index]
@@ -90,7 +88,7 @@ class Split:
         self._let_go(name, now)
 
     def _ask(self, prompt: Asked, routed: RoutedPrompt, now: float) -> None:
-        """A prompt goes to a replica that computes it, and keeps its blocks. Raises RequestRefusedError."""
+        """A prompt goes to a replica that computes it and keeps its blocks. Raises RequestRefusedError."""
         request = prompt.request
         name = request.request_id
         source = self._sources[name] = self._fleet.choose(routed, now, "prefill")
@@ -111,7 +109,7 @@ class Split:
             raise
 
     def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
-        """What is offered to a replica that decodes."""
+        """What a replica that decodes can pull."""
 
         def source() -> LinkEnd:
             return self._sending[self._sources[tier.source]]
@@ -127,15 +125,15 @@ class Split:
         return tier
 
     def _note(self, name: str, target: int, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
-        """A request's prompt is sent to the replica that decodes it."""
+        """Keep a transfer of a request's prompt."""
         self.transfers.append(Transfer(name, self._sources[name], target, ready_s, start_s, end_s, num_bytes))
 
     def _contents(self, routed: RoutedPrompt, target: int) -> dict[Key, Offered]:
         return self._rates[target].contents(routed, self._fleet.views[target].block_size)
 
     def _hand_over(self, asked: Asked, routed: RoutedPrompt, first: RequestRecord, now: float) -> None:
-        """A prompt is computed: the request goes to a replica that decodes it, and finds nothing to pull if the one
-        that computed it has died.
+        """A prompt is computed: the request goes to a replica that decodes it. There is nothing to pull if the one
+        that computed the prompt has died.
         """
         name, target = asked.request.request_id, self._fleet.choose(routed, now, "decode")
         if name in self._sources:
@@ -177,7 +175,7 @@ class Split:
         self._let_go(name, now)
 
     def _let_go(self, name: str, now: float) -> None:
-        """Nobody needs what a replica keeps of a request."""
+        """Nobody needs the blocks any more that a replica keeps of a request."""
         source = self._sources.pop(name, None)
         self._computed.pop(name, None)
         if source is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from kvlab.engine.clock import Clock
-from kvlab.fleet.transfer import LinkRate, PrefillTime, PullLink
+from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink
 from kvlab.kv.content_log import Stored
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.lending import follow
@@ -17,7 +17,7 @@ from kvlab.kv.tiers.tier import Tier
 
 
 class SharedStore:
-    """Contents of so many blocks, least recently used gone first, and from when on each is there."""
+    """The contents of up to `blocks` blocks, of which the least recently used go first, and when each is there."""
 
     def __init__(self, blocks: int, page_bytes: int) -> None:
         self.contents = Tier("store", blocks, page_bytes, EVICTION_POLICIES.get("lru")())
@@ -33,9 +33,9 @@ class SharedStore:
 
 
 class StoreSide(ElsewhereTier):
-    """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
-    replica's own, and found by all replicas when it has come; loads have a link of their own. What the pool evicts
-    is not written again. Blocks of layers with a window are written as those of all others are.
+    """One replica's side of the store. What a step has computed is written when the step ends, and all replicas
+    find it once it is there. The replica has one link for writes and one for loads. What its pool evicts is not
+    written again. Blocks of layers with a window are written like all others.
     """
 
     def __init__(self, store: SharedStore, rate: LinkRate, prefill_s: PrefillTime | None = None) -> None:
@@ -47,11 +47,11 @@ class StoreSide(ElsewhereTier):
         self._ended_s = 0.0  # the step before: no replica dies before its last has begun
 
     def serve(self, pool: BlockPool, clock: Clock) -> None:
-        """The pool that it is behind, and its clock. Comes before the first request."""
+        """Follow what the replica's pool stores. Comes before the first request."""
         self._clock, self._log, self._size = clock, follow(pool), pool.block_size
 
     def stepped(self, ends_s: Sequence[float]) -> None:
-        """The replica has taken steps that end then: what they computed goes to the store."""
+        """The replica has taken steps that end then: write what they computed."""
         while self._writing and self._writing[0][0] <= self._ended_s:
             self._writing.popleft()
         for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
@@ -74,22 +74,19 @@ class StoreSide(ElsewhereTier):
             self.counts.stored += 1
 
     def lose(self, now: float) -> None:
-        """The replica dies: what it has not written whole is not there, and its links are free."""
+        """The replica dies: what it has not written completely is lost, and its links are free."""
         for there_s, key in self._writing:
             if there_s > now and self._store.there_s.get(key) == there_s:
                 del self._store.there_s[key]
                 self._contents.drop(key)
                 self.counts.stored -= 1
         self._writing.clear()
-        self._write.own.clear()
-        self._load.own.clear()
+        self._write.own, self._load.own = LinkEnd(), LinkEnd()
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
-        """See Tier."""
         return len(keys) if self.is_worth(keys, before, len(keys)) else 0
 
     def is_worth(self, keys: Sequence[Key], before: int, blocks: int) -> bool:
-        """See Tier."""
         return self._load.beats_prefill(self._clock.now(), self._size, before, blocks, len(keys))
 
     def __len__(self) -> int:
@@ -99,16 +96,13 @@ class StoreSide(ElsewhereTier):
         return isinstance(key, bytes) and self._store.has(key, self._clock.now())
 
     def refresh(self, key: Key) -> None:
-        """See Tier."""
         self._contents.refresh(key)
 
     def hold(self, key: Key) -> int:
-        """See Tier."""
         self._own[key] += 1
         return self._contents.hold(key)
 
     def release(self, key: Key) -> None:
-        """See Tier."""
         self._own -= Counter([key])
         self._contents.release(key)
 
@@ -117,5 +111,4 @@ class StoreSide(ElsewhereTier):
         return dict(self._own)
 
     def broken(self) -> Iterator[str]:
-        """See Tier."""
         return self._contents.broken()
