@@ -24,7 +24,8 @@ from kvlab.engine.front_end import FrontEnd, behind_front_end
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
-from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.dispatcher import Routed
+from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.replica import Asked, SimulatedView
@@ -244,11 +245,11 @@ def test_steps_at_once_change_nothing_that_a_router_sees(router: str) -> None:
 
 def test_polled_metrics_are_of_the_last_step_that_has_ended() -> None:
     (replica,), (request,) = fleet_of(FleetConfig()).replicas, traffic(1)
-    replica.submit(Asked(request, None, lambda record: None), 0.0)
+    replica.submit(Asked(request, None, lambda record: None, lambda when_s: None), 0.0)
     record = replica.step()
     assert record is not None
     middle, behind = record.end_s / 2, record.end_s * 1.5
-    replica.submit(Asked(replace(request, request_id="r1"), None, lambda record: None), middle)
+    replica.submit(Asked(replace(request, request_id="r1"), None, lambda record: None, lambda when_s: None), middle)
     exact, polled = SimulatedView(replica), SimulatedView(replica, middle / 2)
     assert (exact.at(middle).running, exact.waiting) == (1, 1)
     assert (polled.at(middle).running, polled.waiting) == (0, 0)

@@ -43,13 +43,6 @@ def _sees_prefixes(config: RunConfig) -> bool:
     return config.fleet.replicas > 1 and (adds or _chosen("fleet.router", *_OF_PREFIXES)(config))
 
 
-def _feeds(config: RunConfig, view: str) -> str:
-    """What feeds the router's view, `load` or `prefixes`: as set, or as the router does by default."""
-    given: str = getattr(config.fleet, view)
-    usual: str = getattr(registry("fleet.router").get(config.fleet.router), view)
-    return usual if given == "auto" else given
-
-
 def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
 
@@ -106,21 +99,21 @@ CONDITIONS = (
     Condition("fleet.load", _sees_load, f"the routers {', '.join(_OF_LOAD)} of 2 replicas or more"),
     Condition(
         "fleet.load_s",
-        lambda config: _sees_load(config) and _feeds(config, "load") == "polled",
+        lambda config: _sees_load(config) and config.fleet.fed_by("load") == "polled",
         "a router whose view of load is polled (fleet.load)",
     ),
     Condition("fleet.prefixes", _sees_prefixes, f"the routers {', '.join(_OF_PREFIXES)} of 2 replicas or more"),
     *(
         Condition(
             f"fleet.{name}",
-            lambda config: _sees_prefixes(config) and _feeds(config, "prefixes") == "events",
+            lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "events",
             "a router that learns prefixes from events (fleet.prefixes)",
         )
         for name in ("events_ms", "events_lost")
     ),
     Condition(
         "fleet.memory_blocks",
-        lambda config: _sees_prefixes(config) and _feeds(config, "prefixes") == "memory",
+        lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "memory",
         "a router that remembers what it sent (fleet.prefixes)",
     ),
     Condition(
@@ -145,7 +138,7 @@ CONDITIONS = (
     Condition(
         "fleet.store_weight",
         lambda config: (
-            config.fleet.store is not None and _sees_prefixes(config) and _feeds(config, "prefixes") != "none"
+            config.fleet.store is not None and _sees_prefixes(config) and config.fleet.fed_by("prefixes") != "none"
         ),
         "fleet.store, with a router that sees prefixes",
     ),
@@ -159,7 +152,7 @@ CONDITIONS = (
     ),
     Condition(
         "fleet.weights.prefix",
-        lambda config: _feeds(config, "prefixes") != "none",
+        lambda config: config.fleet.fed_by("prefixes") != "none",
         "a router that sees prefixes: precise, estimated, or load with fleet.prefixes",
     ),
     Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),

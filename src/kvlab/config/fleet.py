@@ -28,6 +28,9 @@ class LifeEvent(NamedTuple):
     event: str  # die: its requests are lost, and computed again elsewhere; drain: it gets no more; return: it does
     replica: int
 
+    def __str__(self) -> str:
+        return f"{self.at_s:g}:{self.event}:{self.replica}"
+
 
 def life_events(life: Iterable[str], replicas: int) -> list[LifeEvent]:
     """What `fleet.life` says of so many replicas, by time. Raises ConfigError for what is no such event."""
@@ -144,17 +147,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         if self.groups:
-            parts = self.parts
-            of_groups = sum(group.replicas for group in parts)
-            prefill = sum(group.replicas for group in parts if group.role == "prefill")
-            for name, given, unset, found in (
-                ("replicas", self.replicas, 1, of_groups),
-                ("prefill", self.prefill, 0, prefill or self.prefill),
-            ):
-                if given not in (unset, found):
-                    text = f"fleet.groups has {found}; leave fleet.{name} out"
-                    raise ConfigError(f"fleet.{name}", given, text)
-                setattr(self, name, found)
+            self._take_counts_of_groups()
         at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
         at_least("fleet.prefill", self.prefill, 0)
         at_least("fleet.split_tokens", self.split_tokens, 0)
@@ -176,14 +169,15 @@ class FleetConfig:
         for name, share in (("events_lost", self.events_lost), ("store_weight", self.store_weight)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")
-        self._check_left(self.events)
         less = f" less fleet.prefill={self.prefill}" if self.prefill else ""
+        self._check_some_stay()
         self.scale.check("fleet.scale", self.replicas - self.prefill, f"fleet.replicas={self.replicas}{less}")
         self.prefill_scale.check("fleet.prefill_scale", self.prefill, f"fleet.prefill={self.prefill}")
-        for _, replicas in self.rules:
-            for event in (event for event in self.events if event.replica in replicas):
+        by_rule = {replica for _, replicas in self.rules for replica in replicas}
+        for event in self.events:
+            if event.replica in by_rule:
                 text = f"is of replica {event.replica}, and whether it serves a rule decides; leave it out"
-                raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)
+                raise ConfigError("fleet.life", str(event), text)
 
     @property
     def rules(self) -> list[tuple[ScaleConfig, range]]:
@@ -215,14 +209,31 @@ class FleetConfig:
         """The replicas' lives, by time. Raises ConfigError for what is none."""
         return life_events(self.life, self.replicas)
 
-    def _check_left(self, events: list[LifeEvent]) -> None:
-        """Raise ConfigError where no replica is left for some requests."""
+    def fed_by(self, view: str) -> str:
+        """What feeds the router's view of `load` or `prefixes`: as set, or what the router has by default."""
+        source: str = getattr(self, view)
+        return getattr(registry("fleet.router").get(self.router), view) if source == "auto" else source
+
+    def _take_counts_of_groups(self) -> None:
+        """Set `replicas` and `prefill` to what the groups have. Raises ConfigError where others were set."""
+        parts = self.parts
+        replicas = sum(group.replicas for group in parts)
+        prefill = sum(group.replicas for group in parts if group.role == "prefill") or self.prefill
+        for name, unset, count in (("replicas", 1, replicas), ("prefill", 0, prefill)):
+            given = getattr(self, name)
+            if given not in (unset, count):
+                text = f"fleet.groups has {count}; leave fleet.{name} out"
+                raise ConfigError(f"fleet.{name}", given, text)
+            setattr(self, name, count)
+
+    def _check_some_stay(self) -> None:
+        """Raise ConfigError where no replica takes requests after some event."""
         every = range(self.replicas)
         stages = {" that prefills": every[: self.prefill], " that decodes": every[self.prefill :]}
         for stage, replicas in stages.items() if self.prefill else [("", every)]:
             there = set(replicas)
-            for event in (life for life in events if life.replica in replicas):
+            for event in (event for event in self.events if event.replica in replicas):
                 there = there | {event.replica} if event.event == "return" else there - {event.replica}
                 if not there:
                     text = f"leaves no replica{stage} for requests that arrive after {event.at_s:g} s"
-                    raise ConfigError("fleet.life", f"{event.at_s:g}:{event.event}:{event.replica}", text)
+                    raise ConfigError("fleet.life", str(event), text)

@@ -34,9 +34,7 @@ class RoutedRequest(Protocol):
         """The most tokens that it asked for."""
 
     def keys(self, block_size: int, most: int = ...) -> Sequence[Key]:
-        """The keys of the prompt's whole blocks of so many tokens, the first `most` of them: equal keys are equal
-        prefixes.
-        """
+        """The keys of the prompt's first `most` whole blocks of so many tokens. Equal keys are equal prefixes."""
 
 
 class ReplicaView(Protocol):
@@ -72,7 +70,7 @@ class ReplicaView(Protocol):
 
     @property
     def work_tokens(self) -> int:
-        """These, and the output tokens that are still to come: no router in a server can know that."""
+        """These, and the output tokens that are still to come, which no router in a server can know."""
 
     @property
     def blocks_in_use(self) -> int:
@@ -84,7 +82,7 @@ class ReplicaView(Protocol):
 
     @property
     def remembered(self) -> int:
-        """How many blocks the view remembers of it; 0: it knows no prefixes."""
+        """Blocks that it is known to have cached; 0: the view knows no prefixes."""
 
     def cached_tokens(self, request: RoutedRequest) -> int:
         """Tokens from the prompt's first on that the replica is believed to have cached, whole blocks."""

@@ -1,30 +1,26 @@
-"""From settings to a fleet: what feeds the router's views."""
+"""From settings to a fleet: its replicas, what they pull from where, and what feeds the routers' views."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
 
 from kvlab.config.fleet import FleetConfig
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd
-from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
+from kvlab.fleet.base import Router
 from kvlab.fleet.decode_first import DecodeFirst
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.hot_prefixes import HotPrefix
 from kvlab.fleet.neighbours import NeighbourTier
-from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes, WithStore
+from kvlab.fleet.prefixes import HeldPrefixes, PrefixView, SentPrefixes
 from kvlab.fleet.replica import Replica, SimulatedView
 from kvlab.fleet.routers import ROUTERS
-from kvlab.fleet.scale import Scaler
 from kvlab.fleet.split import Split
 from kvlab.fleet.store import SharedStore, StoreSide
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime
 from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.tier import Tier
-from kvlab.kv.view import CacheView
 
 
 def build_fleet(
@@ -38,92 +34,76 @@ def build_fleet(
     seed: int = 0,
     is_open: bool = False,
 ) -> Fleet:
-    """A fleet of the engines that `makers` make, one each, given the tiers from which it pulls what others
-    computed. `rates`: of the links to each of them; `store`: one that they have in common; `prefill_s`: of each,
-    where pulls are weighed against it. Unless `hot` is None it is followed who has what, and where these prefixes
-    are. Raises ConfigError for a view of prefixes that their pools do not have.
+    """A fleet whose engines `makers` make, one each, given the tiers that it pulls others' K and V from.
+
+    `rates` are those of the links to each replica, `store` is what they have in common, and `prefill_s` predicts
+    for each what a pull spares. Unless `hot` is None the fleet notes which replica holds what, and where these
+    prefixes are. Raises ConfigError for a router that sees prefixes where the pools keep none.
     """
-    every, split, tiers = range(len(makers)), None, dict[int, list[Tier]]()
+    split, sides, neighbours = None, dict[int, StoreSide](), list[NeighbourTier]()
+    times: Sequence[PrefillTime | None] = prefill_s or [None] * len(makers)
     if config.prefill:
         kind = DecodeFirst if config.handshake == "decode_first" else Split
         split = kind(rates, config.prefill, config.split_tokens)
-        tiers = {index: [tier] for index, tier in split.tiers.items()}
-    sides, neighbours, ends = dict[int, StoreSide](), list[NeighbourTier](), [LinkEnd() for _ in every]
-    for index, rate in enumerate(rates):
-        own, predicted = tiers.setdefault(index, []), prefill_s[index] if prefill_s else None
-        if store is not None and (split is None or index in split.prefilling):
-            sides[index] = StoreSide(store, rate, predicted if config.pull == "cheaper" else None)
-            own.append(sides[index])
-        if config.neighbours:
-            neighbours.append(NeighbourTier(index, rate, ends, predicted if config.pull != "always" else None))
-            own.append(neighbours[-1])
-    router = ROUTERS.get(config.router)(config, seed)
-    fleet = Fleet([make(tiers.get(index, ())) for index, make in enumerate(makers)], router, is_open=is_open)
-    load = router.load if config.load == "auto" else config.load
-    prefixes = view_of_prefixes(config)
-    period_s = config.load_s if load == "polled" else 0.0
-    fleet.views = [
-        SimulatedView(replica, period_s, _prefixes(prefixes, config, router.memory, replica, seed))
-        for replica in fleet.replicas
+    if store is not None:
+        weighed = times if config.pull == "cheaper" else [None] * len(makers)
+        reading = range(config.prefill or len(makers))
+        sides = {index: StoreSide(store, rates[index], weighed[index]) for index in reading}
+    if config.neighbours:
+        weighed = times if config.pull != "always" else [None] * len(makers)
+        senders = [LinkEnd() for _ in makers]
+        neighbours = [NeighbourTier(index, rate, senders, weighed[index]) for index, rate in enumerate(rates)]
+    sources: list[Mapping[int, Tier]] = [{} if split is None else split.tiers, sides, dict(enumerate(neighbours))]
+    replicas = [
+        Replica(index, make([tiers[index] for tiers in sources if index in tiers]))
+        for index, make in enumerate(makers)
     ]
-    if store is not None and prefixes != "none" and config.store_weight:
-        for index in sides:
-            view = fleet.views[index]
-            view.prefixes = WithStore(view.prefixes, store.has, view.block_size, config.store_weight)
-    pools = [pool for replica in fleet.replicas if isinstance(pool := replica.core.pool, BlockPool)]
+    router, prefill_router = (ROUTERS.get(config.router)(config, each) for each in (seed, seed + 1))
+    views = [_view(replica, router, store if replica.index in sides else None, seed) for replica in replicas]
+    fleet = Fleet(replicas, views, router, prefill_router, is_open=is_open)
+    fleet.split, fleet.sides, fleet.neighbours = split, sides, neighbours
+    pools = [pool for replica in replicas if isinstance(pool := replica.core.pool, BlockPool)]
     for index, side in sides.items():
-        side.serve(pools[index], fleet.replicas[index].core.clock)
-    fleet.sides, fleet.neighbours = sides, neighbours
+        side.serve(pools[index], replicas[index].core.clock)
     if neighbours or hot is not None:
-        holdings = fleet.holdings = Holdings(pools, hot or (), follow_groups=bool(neighbours))
+        fleet.holdings = Holdings(pools, hot or (), follow_groups=bool(neighbours))
         for neighbour in neighbours:
-            neighbour.serve(holdings, fleet.replicas)
-    fleet.live(config.events)
-    fleet.scalers = [Scaler(rule, [fleet.replicas[index] for index in indices]) for rule, indices in config.rules]
+            neighbour.serve(fleet.holdings, replicas)
     if split is not None:
-        split.serve(fleet, ROUTERS.get(config.router)(config, seed + 1))
+        split.serve(fleet)
     return fleet
 
 
-def view_of_prefixes(config: FleetConfig) -> str:
-    """What the router knows of prefixes: as set, or as it does by default."""
-    return ROUTERS.get(config.router).prefixes if config.prefixes == "auto" else config.prefixes
-
-
 def without_prefixes(config: FleetConfig) -> ConfigError:
-    """Of replicas that have no prefix cache, behind a router that sees prefixes."""
+    """The error of replicas without a prefix cache behind a router that sees prefixes."""
     by = ("fleet.router", config.router) if config.prefixes == "auto" else ("fleet.prefixes", config.prefixes)
     text = "needs a prefix cache, and the replicas have none; use kv=paged with kv.prefix_sharing=true, or "
     return ConfigError(*by, text + "a router that knows no prefixes, as fleet.router=least_requests")
 
 
-def _prefixes(
-    kind: str, config: FleetConfig, memory: tuple[int, int, int], replica: Replica, seed: int
-) -> PrefixView:
-    if kind == "none":
+def _view(replica: Replica, router: Router, store: SharedStore | None, seed: int) -> SimulatedView:
+    """A replica as the router sees it, and behind it the store, if it reads one."""
+    config = router.config
+    sees_store = config.fed_by("prefixes") != "none" and config.store_weight
+    return SimulatedView(
+        replica,
+        config.load_s if config.fed_by("load") == "polled" else 0.0,
+        _prefixes(replica, router, seed),
+        store=store if sees_store else None,
+        store_weight=config.store_weight,
+    )
+
+
+def _prefixes(replica: Replica, router: Router, seed: int) -> PrefixView:
+    """What the router knows of a replica's prefix cache."""
+    config, pool = router.config, replica.core.pool
+    source = config.fed_by("prefixes")
+    if source == "none":
         return PrefixView()
-    pool = replica.core.pool
     if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
         raise without_prefixes(config)
-    if kind == "memory":
-        size, capacity, most = memory
-        return SentPrefixes(size, config.memory_blocks or capacity, most)
-    log = follow(pool)
-    if kind == "exact":
-        return HeldPrefixes(log, pool.block_size)
-    delay_s = config.events_ms * 1e-3
-    return HeldPrefixes(log, pool.block_size, delay_s=delay_s, lost=config.events_lost, seed=seed + replica.index)
-
-
-class TimedExecutor(Executor):
-    """An executor that says how long each pass took here, so that replicas which share a machine have clocks of
-    their own, as if each had the machine to itself. What scheduling takes beside the pass is not counted.
-    """
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def execute(self, step: StepInput, view: CacheView) -> StepResult:
-        start = perf_counter()
-        result = self._executor.execute(step, view)
-        return replace(result, elapsed_s=perf_counter() - start)
+    if source == "memory":
+        return SentPrefixes.of(router)
+    delay_s = config.events_ms * 1e-3 if source == "events" else 0.0
+    seed += replica.index
+    return HeldPrefixes(follow(pool), pool.block_size, delay_s=delay_s, lost=config.events_lost, seed=seed)

@@ -1,10 +1,11 @@
 """Decode first: a replica that decodes reserves blocks, then another computes the prompt and pushes its K and V."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
+from operator import itemgetter
 
 from kvlab.core import FinishReason, RequestRecord, StepRecord
 from kvlab.errors import RequestRefusedError
@@ -12,41 +13,47 @@ from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkEnd, LinkRate, Transfer
-from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import Key, Link
+from kvlab.kv.tiers.loads import Load
 from kvlab.kv.tiers.remote import Offered, RemoteTier
 
 
 @dataclass(slots=True, eq=False)
-class _Reserved:
-    """Blocks of a prompt that wait at their target for K and V."""
-
-    keys: set[Key]  # of those that still wait
-    contents: list[Offered]  # of all, in the order in which they are computed
-    ready_s: float  # they are there from then on
-    sent: int = 0  # of them
-    ends_s: list[float] = field(default_factory=list)  # of the messages that are planned
-    start_s: float = math.inf  # of the first message
-    end_s: float = math.inf  # of the last, once all are sent
-
-
-@dataclass(slots=True, eq=False)
 class _Request:
-    """A request whose prompt is computed apart."""
+    """A request that a replica, its `target`, decodes while another computes its prompt."""
 
     asked: Asked
     routed: RoutedPrompt
     target: int
-    computed: int = 0  # tokens of its prompt
-    is_asked: bool = False  # whether its prompt was asked for
-    first: RequestRecord | None = None  # of its prompt, once that is computed
-    reserved: list[_Reserved] = field(default_factory=list)
+    computed: int = 0  # tokens of its prompt, where that is computed
+    is_asked: bool = False  # whether its prompt was sent to another
+    first: RequestRecord | None = None  # the record of its prompt, once that is computed
+    reserved: list["_Reserved"] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The request's own."""
+        return self.asked.request.request_id
+
+
+@dataclass(slots=True, eq=False)
+class _Reserved:
+    """Blocks that wait at a request's target for K and V of its prompt."""
+
+    request: _Request
+    keys: set[Key]  # the contents that have not come
+    contents: list[Offered]  # all of them, in the order in which they are computed
+    ready_s: float  # when the blocks were reserved
+    sent: int = 0  # contents that are sent
+    ends_s: list[float] = field(default_factory=list)  # when each planned message ends
+    start_s: float = math.inf  # when the first message begins
+    end_s: float = math.inf  # when the last ends, once all are sent
 
 
 class _PushTier(RemoteTier):
-    """Contents that come as they are computed. An offer stands until it is withdrawn. `reserved` is told whose
-    contents wait for them, which, and from when on, and says when they will be there; `released` when one waits no
-    more.
+    """Contents that are sent as they are computed. An offer stands until it is withdrawn. `reserved` is called when
+    blocks wait for contents, with the request, the contents and the time, and returns when they will be there;
+    `released` when one of them does not wait any more.
     """
 
     def __init__(
@@ -55,12 +62,12 @@ class _PushTier(RemoteTier):
         reserved: Callable[[str, list[Key], float], float],
         released: Callable[[str, Key], None],
     ) -> None:
-        super().__init__(rate.block_bytes, _PushLink(self, rate), lambda name: None)
+        super().__init__(rate.block_bytes, _PushLink(rate, self._begin), lambda name: None)
         self._reserved, self._released = reserved, released
         self._held: list[Key] = []  # what is loaded next
 
     def _offer_of(self, key: Key) -> str:
-        """See RemoteTier. The last content of a prompt, which comes first, says whose they are."""
+        """See RemoteTier. A prompt's last content is held first: its offer is that of all."""
         is_first = not self._held
         self._held.append(key)
         if not is_first:
@@ -71,142 +78,130 @@ class _PushTier(RemoteTier):
     def _let_go(self, name: str, key: Key) -> None:
         self._released(name, key)
 
-    def begin(self, ready_s: float) -> float:
-        """What was held last waits from now on."""
+    def _begin(self, ready_s: float) -> float:
+        """What was held last waits from `ready_s` on."""
         keys, self._held = self._held, []
         return self._reserved(self.source, keys, ready_s)
 
 
 class _PushLink(Link):
-    """Says when what was reserved will come: nobody knows, unless it is computed already."""
+    """The way of what is pushed to one replica: `begin` says when it will be there."""
 
-    def __init__(self, tier: _PushTier, rate: LinkRate) -> None:
-        self._tier, self._rate = tier, rate
+    def __init__(self, rate: LinkRate, begin: Callable[[float], float]) -> None:
+        self._rate, self._begin = rate, begin
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
-        """See Link."""
-        return self._tier.begin(ready_s)
+        return self._begin(ready_s)
 
     def seconds(self, num_bytes: int) -> float:
-        """See Link."""
         return self._rate.seconds(num_bytes)
 
 
 class DecodeFirst(Split):
-    """As SGLang and Dynamo's decode-first hand-shake: a request goes to a replica that decodes, and its prompt to
-    another when the first has blocks for it. K and V are sent when the prompt is computed, or each chunk of it, or
-    each layer of each chunk, as `fleet.link.send` says; every message has a set-up. A prompt that the first finds
-    whole in its cache is not sent away. A request that is preempted before all has come waits for it again.
+    """The hand-shake of SGLang's and Dynamo's decode-first: a request goes to a replica that decodes, and its
+    prompt to another as soon as the first has blocks for it. K and V are sent when the prompt is computed, or each
+    chunk of it, or each layer of each chunk (`fleet.link.send`), in messages that each have a set-up. A prompt that
+    is whole in the first's cache is not sent away. A request that is preempted before all has come waits for it
+    again.
     """
 
     def __init__(self, rates: Sequence[LinkRate], prefill: int, least_tokens: int = 0) -> None:
-        self._requests = dict[str, _Request]()
-        self._receiving = [LinkEnd() for _ in rates]
         super().__init__(rates, prefill, least_tokens)
+        self._requests: dict[str, _Request] = {}
 
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives: it goes to a replica that decodes it. Raises RequestRefusedError."""
-        fleet, name = self._fleet, asked.request.request_id
-        target = fleet.choose(fleet.router, routed, self.decoding, now, "decode")
+        name, target = asked.request.request_id, self._fleet.choose(routed, now, "decode")
         request = self._requests[name] = _Request(asked, routed, target)
         self.tiers[target].offer(name, self._contents(routed, target))
-
-        def decoded(record: RequestRecord) -> None:
-            self._end(name, record.finished_s)
-            if (first := request.first) is not None:
-                computed = 0 if record.sample else first.computed_prompt_tokens
-                record = replace(record, computed_prompt_tokens=computed, cached_tokens=first.cached_tokens)
-            asked.on_finish(record)
-
-        def again(when_s: float) -> None:
-            self._end(name, when_s)
-            self.begin(asked, routed, when_s)
-
-        try:
-            fleet.replicas[target].submit(asked._replace(on_finish=decoded, again=again), now)
-        except RequestRefusedError:
-            self._end(name, now)
-            raise
+        self._decode(asked, routed, target, lambda: request.first, now)
 
     def stepped(self, replica: Replica, record: StepRecord) -> None:
-        """See Splitting: what was computed is sent."""
-        messages = list[tuple[float, str, _Reserved, int]]()
+        """See Split: what was computed is sent."""
+        messages = list[tuple[float, _Reserved, int]]()
         for sequence in (*replica.core.scheduler.running, *replica.core.scheduler.ended):
             name = sequence.request.request_id
             request = self._requests.get(name) if self._sources.get(name) == replica.index else None
-            if request is None or sequence.num_computed <= request.computed:
-                continue
-            cached = 0 if request.computed else sequence.cached_tokens  # by the source: there as the step begins
-            request.computed = sequence.num_computed
-            for reserved in request.reserved:
-                for tokens, start_s, end_s in (
-                    (cached, record.start_s, record.start_s),
-                    (request.computed, record.start_s, record.end_s),
-                ):
-                    num_bytes = self._unsent(request, reserved, tokens)
-                    moments = self._moments(start_s, end_s) if num_bytes else []
-                    messages += [(when_s, name, reserved, num_bytes // len(moments)) for when_s in moments]
-        for ready_s, name, reserved, num_bytes in sorted(messages, key=lambda message: message[0]):
-            self._send(name, reserved, ready_s, num_bytes)
-        for name, reserved in {id(message[2]): message[1:3] for message in messages}.values():
-            self._sent(name, reserved, record.end_s)
+            if request is not None and sequence.num_computed > request.computed:
+                cached = 0 if request.computed else sequence.cached_tokens  # there as the step begins
+                request.computed = sequence.num_computed
+                for reserved in request.reserved:
+                    messages += self._messages(reserved, cached, record.start_s, record.start_s)
+                    messages += self._messages(reserved, request.computed, record.start_s, record.end_s)
+        for ready_s, reserved, num_bytes in sorted(messages, key=itemgetter(0)):
+            self._send(reserved, ready_s, num_bytes)
+        for reserved in dict.fromkeys(reserved for _, reserved, _ in messages):
+            self._sent(reserved, record.end_s)
 
     def lose(self, replica: int, now: float) -> None:
-        """See Splitting."""
-        for name, request in self._requests.items():
-            source = self._sources.get(name)
+        for request in self._requests.values():
+            source = self._sources.get(request.name)
             if source is not None and replica in (source, request.target):
                 for reserved in request.reserved:
-                    for end_s in reserved.ends_s:
-                        self._ends[source].cut(end_s)
-                        self._receiving[request.target].cut(end_s)
-                    reserved.ends_s.clear()
+                    self._cut(reserved)
         super().lose(replica, now)
+
+    def _cut(self, reserved: _Reserved) -> None:
+        """The messages to these blocks break off."""
+        request = reserved.request
+        for end in (self._sending[self._sources[request.name]], self._receiving[request.target]):
+            for end_s in reserved.ends_s:
+                end.cut(end_s)
+        reserved.ends_s.clear()
+
+    def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
+        """See Split. None: the messages of a transfer are cut one by one."""
+        return ()
+
+    def _joined(self, first: RequestRecord, record: RequestRecord) -> RequestRecord:
+        """See Split. Where it decodes it was scheduled before its prompt was sent away."""
+        return replace(super()._joined(first, record), scheduled_s=record.scheduled_s)
 
     def _tier(self, rate: LinkRate, target: int) -> RemoteTier:
         return _PushTier(rate, self._reserve, self._released)
 
     def _reserve(self, name: str, keys: list[Key], ready_s: float) -> float:
-        """A replica has blocks for so much of a request's prompt: when it will be there, where that is known."""
+        """A replica has blocks for these contents of a request's prompt: returns when they will be there, infinite
+        while that is not known.
+        """
         request = self._requests[name]
         offered = self.tiers[request.target].offered
-        reserved = _Reserved(set(keys), sorted(offered[key] for key in keys), ready_s)
+        reserved = _Reserved(request, set(keys), sorted(offered[key] for key in keys), ready_s)
         request.reserved.append(reserved)
         if request.first is not None:
-            self._send(name, reserved, ready_s, self._unsent(request, reserved, request.computed))
-            self._sent(name, reserved, ready_s)
+            self._send(reserved, ready_s, self._unsent(reserved, request.computed))
+            self._sent(reserved, ready_s)
             return reserved.end_s
         if not request.is_asked:
             request.is_asked = True
-
-            self._fleet.at(ready_s, self._prompt(name, request), partial(self._prefill, name, request))
+            self._fleet.serve_at(ready_s, self._prompt(request))
         return math.inf
 
-    def _prompt(self, name: str, request: _Request) -> Asked:
-        """A request's prompt, to be computed."""
+    def _prompt(self, request: _Request) -> Asked:
+        """A request's prompt, as another replica is asked for it."""
 
         def prefilled(record: RequestRecord) -> None:
-            if self._requests.get(name) is not request:
+            if self._requests.get(request.name) is not request:
                 return
             if record.completed:
                 request.first = record
             elif record.finish_reason is FinishReason.ABORTED:
-                self._fleet.replicas[request.target].engine.abort(name)
+                self._fleet.replicas[request.target].engine.abort(request.name)
             else:
-                self._lose(name, request, record.finished_s)
+                self._lose(request, record.finished_s)
 
-        return Asked(request.asked.request, None, prefilled, partial(self._prefill, name, request))
+        return Asked(request.asked.request, None, prefilled, partial(self._prefill, request))
 
-    def _prefill(self, name: str, request: _Request, now: float) -> None:
+    def _prefill(self, request: _Request, now: float) -> None:
         """The prompt goes to a replica that computes it, unless the request has ended."""
-        if self._requests.get(name) is request:
+        if self._requests.get(request.name) is request:
             try:
-                self._ask(self._prompt(name, request), request.routed, now)
+                self._ask(self._prompt(request), request.routed, now)
             except RequestRefusedError:
-                self._lose(name, request, now)
+                self._lose(request, now)
 
     def _lose_source(self, name: str, now: float) -> None:
-        """See Split. A prompt that is not computed yet is computed by another, and sent from its begin."""
+        """See Split. A prompt that is not computed yet is computed by another, which sends all of it."""
         request = self._requests[name]
         if request.first is not None:
             super()._lose_source(name, now)
@@ -216,73 +211,79 @@ class DecodeFirst(Split):
             reserved.sent, reserved.start_s = 0, math.inf
         self._let_go(name, now)
 
-    def _unsent(self, request: _Request, reserved: _Reserved, tokens: int) -> int:
-        """So many bytes of what is reserved are computed with these tokens, and are on their way from now on."""
-        if self._rates[request.target].config.send == "prompt" and tokens < request.routed.prompt_tokens:
+    def _messages(
+        self, reserved: _Reserved, tokens: int, start_s: float, end_s: float
+    ) -> list[tuple[float, _Reserved, int]]:
+        """What a step can send once it has computed so many tokens of the prompt, between its start and its end:
+        when each message is ready, where it goes, and its bytes.
+        """
+        num_bytes, rate = self._unsent(reserved, tokens), self._rates[0]
+        layers = rate.layers if rate.config.send == "layer" and end_s > start_s else 1
+        times_s = [start_s + (end_s - start_s) * (layer + 1) / layers for layer in range(layers)]
+        return [(when_s, reserved, num_bytes // layers) for when_s in times_s] if num_bytes else []
+
+    def _unsent(self, reserved: _Reserved, tokens: int) -> int:
+        """The bytes of contents that these tokens complete. From now on they count as sent."""
+        if self._rates[0].config.send == "prompt" and tokens < reserved.request.routed.prompt_tokens:
             return 0
         coming = list(takewhile(lambda offered: offered.tokens <= tokens, reserved.contents[reserved.sent :]))
         reserved.sent += len(coming)
         return sum(offered.num_bytes for offered in coming)
 
-    def _moments(self, start_s: float, end_s: float) -> list[float]:
-        """When what a step computes can leave."""
-        rate = self._rates[0]
-        layers = rate.layers if rate.config.send == "layer" and end_s > start_s else 1
-        return [start_s + (end_s - start_s) * (layer + 1) / layers for layer in range(layers)]
-
-    def _send(self, name: str, reserved: _Reserved, ready_s: float, num_bytes: int) -> None:
-        """A message, when both ends are free."""
-        target = self._requests[name].target
-        sending, receiving = self._ends[self._sources[name]], self._receiving[target]
-        start_s = max(ready_s, reserved.ready_s, sending.free_s, receiving.free_s)
+    def _send(self, reserved: _Reserved, ready_s: float, num_bytes: int) -> None:
+        """Plan a message for when both ends are free."""
+        request = reserved.request
+        ends = self._sending[self._sources[request.name]], self._receiving[request.target]
+        start_s = max(ready_s, reserved.ready_s, *(end.free_s for end in ends))
+        end_s = start_s + self._rates[request.target].seconds(num_bytes)
         reserved.start_s = min(reserved.start_s, start_s)
-        reserved.ends_s.append(start_s + self._rates[target].seconds(num_bytes))
-        for end in (sending, receiving):
-            end.take(reserved.ready_s, reserved.ends_s[-1])
+        reserved.ends_s.append(end_s)
+        for end in ends:
+            end.take(reserved.ready_s, end_s)
 
-    def _sent(self, name: str, reserved: _Reserved, computed_s: float) -> None:
-        """If that was all, it is known when it comes."""
+    def _sent(self, reserved: _Reserved, computed_s: float) -> None:
+        """Once all contents are sent it is known when they come, and the target wakes then."""
         if reserved.sent < len(reserved.contents):
             return
-        target = self._requests[name].target
-        reserved.end_s = end_s = self._receiving[target].free_s
+        request = reserved.request
+        reserved.end_s = self._receiving[request.target].free_s
         num_bytes = sum(content.num_bytes for content in reserved.contents)
         ready_s = max(reserved.ready_s, computed_s)
-        sent = Transfer(name, self._sources[name], target, ready_s, reserved.start_s, end_s, num_bytes)
-        self.transfers.append(sent)
-        self._come(target, reserved, end_s, is_lost=False)
+        self._note(request.name, request.target, ready_s, reserved.start_s, reserved.end_s, num_bytes)
+        if (load := self._load(reserved)) is not None:
+            load.done_s = reserved.end_s
+            self._fleet.replicas[request.target].wake(reserved.end_s)
 
-    def _come(self, target: int, reserved: _Reserved, when_s: float, *, is_lost: bool) -> None:
-        """What waits goes on then."""
-        pool = self._fleet.replicas[target].core.pool
-        loading = pool.offload.loading if isinstance(pool, BlockPool) else {}
+    def _load(self, reserved: _Reserved) -> Load | None:
+        """The target's load of what is reserved, as long as its end is not known."""
+        loading = self._fleet.replicas[reserved.request.target].loading
         load = next((loading[key] for key in reserved.keys if key in loading), None)
-        if load is not None and load.done_s == math.inf:
-            load.done_s, load.is_lost = when_s, is_lost
-            self._fleet.replicas[target].wake(when_s)
+        return load if load is not None and load.done_s == math.inf else None
 
     def _released(self, name: str, key: Key) -> None:
-        """A content waits no more: it has come, or nobody wants it now."""
+        """A content has come, or nobody waits for it any more."""
         request = self._requests.get(name)
-        for reserved in [] if request is None else [waited for waited in request.reserved if key in waited.keys]:
+        if request is None:
+            return
+        for reserved in [waited for waited in request.reserved if key in waited.keys]:
             reserved.keys.discard(key)
-            if request is not None and not reserved.keys:
+            if not reserved.keys:
                 request.reserved.remove(reserved)
                 now = self._fleet.replicas[request.target].core.clock.now()
                 if reserved.end_s <= now and not request.reserved:
-                    self.tiers[request.target].withdraw(name)
-                    self._let_go(name, now)
+                    super()._end(name, request.target, now)
 
-    def _lose(self, name: str, request: _Request, now: float) -> None:
-        """Its prompt is not computed for it any more: what waits for that computes."""
-        self.tiers[request.target].withdraw(name)
+    def _lose(self, request: _Request, now: float) -> None:
+        """Nobody computes its prompt for it any more: the target computes what it waits for."""
+        super()._end(request.name, request.target, now)
         for reserved in request.reserved:
-            self._come(request.target, reserved, now, is_lost=True)
-        self._let_go(name, now)
+            if (load := self._load(reserved)) is not None:
+                self._fleet.replicas[request.target].lose_load(load, now)
 
-    def _end(self, name: str, now: float) -> None:
-        if (request := self._requests.pop(name, None)) is not None:
+    def _end(self, name: str, target: int, now: float) -> None:
+        request = self._requests.pop(name, None)
+        if request is not None:
             source = self._sources.get(name)
             if source is not None and request.first is None:
                 self._fleet.replicas[source].engine.abort(name)
-            self._lose(name, request, now)
+            self._lose(request, now)

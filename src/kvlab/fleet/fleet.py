@@ -1,153 +1,93 @@
-"""A fleet: replicas behind a router, which are one engine to whoever asks them to serve."""
+"""A fleet: replicas behind a router, which together serve as one engine."""
 
 import heapq
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 
-from kvlab.config.fleet import LifeEvent
 from kvlab.core import FinishReason, Request, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
-from kvlab.engine.core import EngineCore
-from kvlab.engine.front_end import FrontEnd, end_unserved
 from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
-from kvlab.errors import ConfigError, RequestRefusedError
-from kvlab.fleet.base import Choice, Router
+from kvlab.errors import RequestRefusedError
+from kvlab.fleet.base import Router
+from kvlab.fleet.dispatcher import Dispatcher
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.neighbours import NeighbourTier
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
 from kvlab.fleet.scale import Scaler
+from kvlab.fleet.split import Split
 from kvlab.fleet.store import StoreSide
-from kvlab.fleet.transfer import Transfer
 from kvlab.kv.audit import Finding
-from kvlab.kv.tiers.remote import RemoteTier
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """A request that was sent to a replica, when and why; `stage`: all of it, its prefill, or its decode; `among`:
-    the replicas that the router was given.
-    """
-
-    request_id: str
-    at_s: float
-    choice: Choice
-    stage: str = "all"
-    among: tuple[int, ...] = ()
 
 
 class _FleetClock(LogicalClock):
-    """The time of the fleet's next event: every replica has done all that it begins before."""
+    """The time of the fleet's next event. Every replica has taken the steps that begin before it."""
 
     def set(self, when: float) -> None:
-        """It is `when`, which may be earlier: what has just arrived may be due before what was next."""
+        """Set the time, also to an earlier one: a request that has just come may be due before what was next."""
         self._now = when
 
 
-class Event(NamedTuple):
-    """What happens to a request at a time to come, unless it is aborted before."""
-
-    when_s: float
-    number: int  # which makes an order of equals
-    asked: Asked  # its end is told to `on_finish` where nothing serves it
-    action: Callable[[float], None]  # given the time; may raise RequestRefusedError
-
-    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Nothing serves the request."""
-        end_unserved(self.asked.request, self.asked.on_finish, reason, now, error)
-
-
-class Splitting(Protocol):
-    """How a fleet's requests are served by two replicas, one after the other: kvlab.fleet.split."""
-
-    decoding: Sequence[int]  # the replicas that serve what is not split
-    transfers: list[Transfer]
-    tiers: dict[int, RemoteTier]  # what is offered to each of these
-
-    def takes(self, request: Request) -> bool:
-        """Whether a request is served by two."""
-
-    def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
-        """A request arrives that is. Raises RequestRefusedError."""
-
-    def stepped(self, replica: Replica, record: StepRecord) -> None:
-        """A replica has taken a step."""
-
-    def lose(self, replica: int, now: float) -> None:
-        """A replica is about to die: what it computed for others is lost."""
-
-
-class Fleet:
+class Fleet(Dispatcher):
     """A ServingEngine of ServingEngines, each with a clock of its own.
 
-    The replica that is due first takes its step first; of equals the one of the lowest number. A request is sent as
-    it arrives, by what the router sees then: no step that begins later has been taken. So a run is the same on any
-    machine. `is_open`: no request comes because another has ended; a replica may then take the steps up to the next
-    arrival at once.
+    The replica that is due first steps first, of equals the one with the lowest number. A request is routed when it
+    arrives, by what the router sees then: no step that begins later has been taken. So a run is the same on any
+    machine. `is_open`: no request arrives because another has ended, so that a replica may take all steps up to the
+    next arrival at once.
     """
 
     def __init__(
         self,
-        engines: Sequence[EngineCore | FrontEnd],
+        replicas: Sequence[Replica],
+        views: Sequence[SimulatedView],
         router: Router,
+        prefill_router: Router,
         *,
         is_open: bool = False,
     ) -> None:
-        self.replicas = [Replica(index, engine) for index, engine in enumerate(engines)]
-        self.router = router
-        self.views = [SimulatedView(replica) for replica in self.replicas]
-        self.split: Splitting | None = None
+        super().__init__(replicas, views, router, prefill_router)
         self.clock = _FleetClock()
-        self.routed: list[Routed] = []
-        self._is_open = is_open
-        self._events: list[Event] = []  # a heap
-        self._numbers = itertools.count()
-        self._sessions: dict[str, str] = {}
         self.retried = 0  # requests that were lost with a replica and sent again
-        self.lost_tokens = 0  # that replicas which died had computed for others, or for requests that were lost
-        self._lives: deque[LifeEvent] = deque()
-        self.scalers: list[Scaler] = []
+        self._is_open = is_open
+        self._sessions: dict[str, str] = {}  # by request
+        self._lives = deque(sorted(router.config.events))
+        for life in self._lives:
+            replicas[life.replica].may_die |= life.event == "die"
+        self.scalers = [Scaler(rule, [replicas[each] for each in of]) for rule, of in router.config.rules]
+        self.split: Split | None = None
         self.sides: dict[int, StoreSide] = {}  # of a store that replicas have in common
         self.neighbours: list[NeighbourTier] = []  # of each replica, what it can pull from the others
         self.holdings: Holdings | None = None  # who has what, where that is followed
-
-    def live(self, events: Iterable[LifeEvent]) -> None:
-        """Let replicas die, drain and return at their times."""
-        self._lives = deque(sorted(events))
-        for life in self._lives:
-            self.replicas[life.replica].may_die |= life.event == "die"
 
     def submit(
         self, request: Request, on_output: OutputCallback | None = None, on_finish: FinishCallback | None = None
     ) -> None:
         """See ServingEngine. The arrival may lie in the future: the request is sent when it comes."""
-        asked = Asked(request, on_output, on_finish or (lambda record: None))
+
+        def arrive(when_s: float) -> None:
+            self._arrive(asked, when_s)
+
+        asked = Asked(request, on_output, on_finish or (lambda record: None), arrive)
         if self._lives and self._lives[0].at_s <= request.arrival_s <= self.clock.now():
             self._live_until(request.arrival_s)
             self._advance()  # to what follows from a death before, which comes first
         if request.arrival_s > self.clock.now():
-            self.at(request.arrival_s, asked, partial(self._arrive, asked))
+            self.serve_at(request.arrival_s, asked)
         else:
-            self._arrive(asked, request.arrival_s)
+            arrive(request.arrival_s)
         self._advance()
-
-    def at(self, when_s: float, asked: Asked, action: Callable[[float], None]) -> None:
-        """Let something happen to a request at a time to come."""
-        heapq.heappush(self._events, Event(when_s, next(self._numbers), asked, action))
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
-        for event in self._events:
-            if event.asked.request.request_id == request_id:
-                self._events.remove(event)
-                heapq.heapify(self._events)
-                event.end(FinishReason.ABORTED, self.clock.now())
+        for place, (_, _, asked) in enumerate(self._due):
+            if asked.request.request_id == request_id:
+                del self._due[place]
+                heapq.heapify(self._due)
+                asked.end(FinishReason.ABORTED, self.clock.now())
                 return True
         # Of two that have it the one that decodes, which comes behind, has the other let it go.
         return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
@@ -170,7 +110,7 @@ class Fleet:
         replica = self._first()
         if replica is None:
             return StepLog()
-        bound = min(until_s, self._next_event_s(), self._lives[0].at_s if self._lives else math.inf)
+        bound = min(until_s, self._next_due_s(), self._lives[0].at_s if self._lives else math.inf)
         if self.split is not None or self.sides or self.neighbours or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
@@ -180,7 +120,7 @@ class Fleet:
 
     def has_work(self) -> bool:
         """See ServingEngine."""
-        return bool(self._events) or any(replica.engine.has_work() for replica in self.replicas)
+        return bool(self._due) or any(replica.engine.has_work() for replica in self.replicas)
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""
@@ -197,7 +137,7 @@ class Fleet:
             total = sum(known) if len(known) == len(values) else None
             found[name] = total / len(values) if total is not None and name.endswith("percent") else total
         stats = EngineStats(**found)  # type: ignore[arg-type]
-        return replace(stats, waiting=stats.waiting + len(self._events))
+        return replace(stats, waiting=stats.waiting + len(self._due))
 
     def audit(self) -> list[Finding]:
         """See Auditable."""
@@ -209,20 +149,9 @@ class Fleet:
 
     def close(self) -> None:
         """See ServingEngine."""
-        self._events.clear()
+        self._due.clear()
         for replica in self.replicas:
             replica.engine.close()
-
-    def choose(self, router: Router, request: RoutedPrompt, among: Sequence[int], now: float, stage: str) -> int:
-        """The replica of those `among` that a router chooses now. Raises ConfigError for one that is not there."""
-        among = [index for index in among if self.replicas[index].takes_requests]
-        choice = router.choose(request, [self.views[index].at(now) for index in among], now)
-        if choice.replica not in among:
-            text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
-            raise ConfigError("fleet.router", router.config.router, text)
-        self.routed.append(Routed(request.request_id, now, choice, stage, tuple(among)))
-        self.views[choice.replica].prefixes.sent(request)
-        return choice.replica
 
     def _arrive(self, asked: Asked, now: float) -> None:
         """Let the router choose, and send the request there."""
@@ -234,23 +163,21 @@ class Fleet:
         if self.split is not None and self.split.takes(request):
             self.split.begin(asked, routed, now)
             return
-        among = range(len(self.replicas)) if self.split is None else self.split.decoding
-        index = self.choose(self.router, routed, among, now, "all")
-        self.replicas[index].submit(asked, now)
+        self.replicas[self.choose(routed, now)].submit(asked, now)
 
     def _receive(self) -> None:
-        """Let happen what is to happen by now."""
+        """Let replicas die or scale, and serve the requests that are due, as far as that is to happen by now."""
         self._live_until(self.clock.now())
-        while self._next_event_s() <= self.clock.now():
-            event = heapq.heappop(self._events)
+        while self._next_due_s() <= self.clock.now():
+            when_s, _, asked = heapq.heappop(self._due)
             try:
-                event.action(event.when_s)
+                asked.serve(when_s)
             except RequestRefusedError as error:
-                event.end(FinishReason.FAILED, event.when_s, str(error))
+                asked.end(FinishReason.FAILED, when_s, str(error))
         self._advance()
 
     def _live_until(self, now: float) -> None:
-        """Let replicas die, drain and return whose time has come: before a step begins or a request is sent."""
+        """Let replicas die, drain, return and scale by now: before a step begins or a request is sent."""
         if self.holdings is not None:
             self.holdings.until(now)
         for scaler in self.scalers:
@@ -262,29 +189,30 @@ class Fleet:
             replica = self.replicas[life.replica]
             replica.takes_requests = life.event == "return"
             if life.event == "die":
-                for neighbour in self.neighbours:
-                    neighbour.lose(life.replica, life.at_s)
-                if (side := self.sides.get(life.replica)) is not None:
-                    side.lose(life.at_s)
-                if self.split is not None:
-                    self.split.lose(life.replica, life.at_s)
-                self.lost_tokens += replica.lost_tokens()
-                for asked in replica.die():
-                    self.at(life.at_s, asked, asked.again or partial(self._arrive, asked))
-                    self.retried += 1
-                self._forget(life.at_s, [life.replica])
+                self._die(replica, life.at_s)
+
+    def _die(self, replica: Replica, now: float) -> None:
+        """A replica loses all that it has. Its requests are served anew."""
+        for neighbour in self.neighbours:
+            neighbour.lose(replica.index, now)
+        if (side := self.sides.get(replica.index)) is not None:
+            side.lose(now)
+        if self.split is not None:
+            self.split.lose(replica.index, now)
+        self.lost_tokens += replica.lost_tokens()
+        for asked in replica.die():
+            self.serve_at(now, asked)
+            self.retried += 1
+        self._forget(now, [replica.index])
 
     def _forget(self, now: float, replicas: Iterable[int]) -> None:
-        """What these replicas have given up between steps is not there any more."""
+        """Have it noted which contents these replicas have dropped between steps."""
         if self.holdings is not None:
             for replica in replicas:
                 self.holdings.changed(replica, now)
 
-    def _next_event_s(self) -> float:
-        """When the next arrival or hand-over is that is known of."""
-        return self._events[0].when_s if self._events else math.inf
-
     def _stepped(self, replica: Replica, ends_s: Sequence[float]) -> None:
+        """A replica has taken steps that end then; none: there was nothing to do."""
         replica.settle(bool(ends_s))
         if ends_s:
             self.views[replica.index].prefixes.stepped(ends_s)
@@ -301,14 +229,14 @@ class Fleet:
     def _first(self) -> Replica | None:
         """The replica that is due first, if any is; none while a request comes before."""
         first = min(self.replicas, key=lambda replica: replica.due_s)
-        return first if first.due_s < math.inf and first.due_s <= self._next_s() else None
+        return first if first.due_s < math.inf and first.due_s <= self._next_due_s() else None
 
     def _next_s(self) -> float:
-        """When the next thing happens that is known of."""
-        when = min(replica.due_s for replica in self.replicas)
-        return min(when, self._next_event_s())
+        """When a replica or a request is due next; infinite if none is."""
+        return min(self._next_due_s(), min(replica.due_s for replica in self.replicas))
 
     def _advance(self) -> None:
+        """Set the clock to what is due next."""
         when = self._next_s()
         if when < math.inf:
             self.clock.set(when)

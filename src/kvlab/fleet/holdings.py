@@ -1,4 +1,4 @@
-"""Which contents each replica holds, and from when on: what neighbours can pull, and how much is there twice."""
+"""Which replica holds which contents: what neighbours can pull, and how much is held more than once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvlab.kv.tiers.base import Key
 
 
 class Held(NamedTuple):
-    """Of a hot prefix a replica holds so many blocks from now on."""
+    """From `at_s` on a replica holds so many blocks of a hot prefix."""
 
     at_s: float
     prefix: int
@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
 
 class _Coming(NamedTuple):
-    """Contents that a replica has in these blocks from then on, or has no more."""
+    """A change to come: contents that a replica has in these blocks from then on. None: it has them no more."""
 
     when_s: float
     number: int  # which makes an order of equals
@@ -36,16 +36,16 @@ class _Coming(NamedTuple):
 
 @dataclass(slots=True)
 class Duplicates:
-    """Tokens that replicas hold, and those of them that another holds too, over time. Of a content that three
-    replicas hold two are duplicates.
+    """Tokens that replicas hold, and how many of them are duplicates, over time. If three replicas hold a content,
+    two of them hold duplicates.
     """
 
     held: int = 0  # now, as are the duplicates
     duplicate: int = 0
-    held_s: float = 0.0  # times seconds
+    held_s: float = 0.0  # tokens times seconds, up to `at_s`
     duplicate_s: float = 0.0
-    peak: int = 0
-    peak_held: int = 0  # at that moment
+    peak: int = 0  # the most duplicates
+    peak_held: int = 0  # tokens that were held at that moment
     at_s: float = 0.0
 
     def until(self, now: float) -> None:
@@ -64,41 +64,41 @@ class Duplicates:
 
 @dataclass(slots=True)
 class Holdings:
-    """Follows the contents of replicas' `pools`. What a step computes is there when the step ends, what it evicts
-    is gone when it begins. Of the `hot` prefixes it is kept where they are over time. Contents of other groups of
-    layers than the first are followed with `follow_groups`, and counted nowhere.
+    """Follows the contents of the replicas' `pools`. What a step computes is there when the step ends; what it
+    evicts is gone when it begins. `history` says where the `hot` prefixes are over time. Contents of groups of
+    layers other than the first are followed if `follow_groups`, and not counted.
     """
 
     pools: Sequence[BlockPool]
     hot: Sequence[HotPrefix] = ()
     follow_groups: bool = False
-    holders: dict[Key, dict[int, int]] = field(default_factory=dict)  # of a content: replicas, each with its block
-    others: dict[Key, dict[int, int]] = field(default_factory=dict)  # the same of other groups' contents
+    holders: dict[Key, dict[int, int]] = field(default_factory=dict)  # by content: replicas, each with its block
+    others: dict[Key, dict[int, int]] = field(default_factory=dict)  # the same for other groups' contents
     duplicates: Duplicates = field(default_factory=Duplicates)
     history: list[Held] = field(default_factory=list)
     _logs: list[ContentLog] = field(default_factory=list)
     _coming: list[_Coming] = field(default_factory=list)  # a heap
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _watched: dict[Key, int] = field(default_factory=dict)
-    _watched_blocks: dict[tuple[int, int], int] = field(default_factory=dict)
+    _hot_of: dict[Key, int] = field(default_factory=dict)  # the hot prefix that a content is of
+    _hot_blocks: dict[tuple[int, int], int] = field(default_factory=dict)  # by hot prefix and replica
 
     def __post_init__(self) -> None:
         self._logs = [follow(pool) for pool in self.pools]
-        self._watched = {key: number for number, prefix in enumerate(self.hot) for key in prefix.keys}
+        self._hot_of = {key: number for number, prefix in enumerate(self.hot) for key in prefix.keys}
 
     def stepped(self, replica: int, ends_s: Sequence[float]) -> None:
-        """A replica has taken steps that end then, the first of which begins now."""
+        """A replica has taken steps that end then. The first begins now."""
         begin_s = self.duplicates.at_s
         for end_s, events in zip(ends_s, self._logs[replica].take_by_step(), strict=True):
             self._take(replica, events, begin_s, end_s)
             begin_s = end_s
 
     def changed(self, replica: int, now: float) -> None:
-        """A replica has other contents now, without a step that took time."""
+        """A replica's contents have changed now, without a step."""
         self._take(replica, self._logs[replica].take(), now, now)
 
     def until(self, now: float) -> None:
-        """What is to happen by now has happened."""
+        """Make the changes up to now."""
         while self._coming and self._coming[0][0] <= now:
             coming = heapq.heappop(self._coming)
             self.duplicates.until(coming.when_s)
@@ -111,7 +111,7 @@ class Holdings:
         return self.holders.get(key) or self.others.get(key, {})
 
     def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
-        """What events of one step come to: some contents go, then others come."""
+        """Note what the events of one step change: contents go when it begins, others come when it ends."""
         for is_other in (False, True)[: 1 + self.follow_groups]:
             self._take_of(replica, events, begin_s, end_s, is_other=is_other)
 
@@ -164,9 +164,9 @@ class Holdings:
         else:
             self.duplicates.add(size, size if holders else 0)
             holders[replica] = block
-        if (prefix := self._watched.get(key)) is not None:
-            count = self._watched_blocks.get((prefix, replica), 0) + (1 if block is not None else -1)
-            self._watched_blocks[prefix, replica] = count
+        if (prefix := self._hot_of.get(key)) is not None:
+            count = self._hot_blocks.get((prefix, replica), 0) + (1 if block is not None else -1)
+            self._hot_blocks[prefix, replica] = count
             now = Held(self.duplicates.at_s, prefix, replica, count)
             if self.history and self.history[-1][:3] == now[:3]:
                 self.history.pop()

@@ -1,4 +1,4 @@
-"""Prefixes that other replicas hold: pulled over the link where that takes less time than to compute them."""
+"""Prefixes that other replicas hold: they are pulled where that takes less time than to compute them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,36 +14,36 @@ from kvlab.kv.tiers.remote import ElsewhereTier
 
 @dataclass(slots=True)
 class _Pull:
-    """What is on its way from another replica, which keeps it in a slot until then; None: no more."""
+    """Contents on their way from another replica."""
 
     source: int
-    slot: int | None
-    keys: set[Key]
+    slot: int | None  # of the source, which keeps them there until they have come; None: it does not any more
+    keys: set[Key]  # those that have not come
 
 
 class NeighbourTier(ElsewhereTier):
-    """What a replica can pull from the others, those that take requests. It asks the one that has most of what is
-    missing, of equals the one that is free first. The source keeps the blocks until they have been pulled.
+    """What a replica can pull from the others that take requests. It pulls from the one that has most of what is
+    missing, of equals from the one that is free first. The source keeps the blocks until they have been pulled.
 
-    `prefill_s` predicts what it would take to compute them; None: they are always pulled. `ends` are the replicas'
-    sides of the links as they send.
+    `prefill_s` predicts what it takes to compute them; None: they are always pulled. `ends` are those at which the
+    replicas send.
     """
 
     def __init__(self, index: int, rate: LinkRate, ends: Sequence[LinkEnd], prefill_s: PrefillTime | None) -> None:
-        self._link = PullLink(rate, lambda: ends[self._source], self._begin)
+        self._link = PullLink(rate, prefill_s, source=lambda: ends[self._source], note=self._begin)
         super().__init__("neighbours", rate.block_bytes, up=self._link)
         self.pulls: list[Transfer] = []
-        self._index, self._ends, self._prefill_s = index, ends, prefill_s
+        self._index, self._ends = index, ends
         self._source, self._asked = 0, list[Key]()
         self._under_way: dict[Key, _Pull] = {}
         self._unnamed: list[tuple[Key, Transfer]] = []
 
     def serve(self, holdings: Holdings, replicas: Sequence[Replica]) -> None:
-        """From now on it knows who has what."""
+        """Find out from `holdings` who has what. Comes before the first request."""
         self._holdings, self._pools, self._replicas = holdings, holdings.pools, replicas
+        self._replica = replicas[self._index]
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
-        """See Tier."""
         counts = {
             source: sum(1 for _ in takewhile(lambda key: source in self._holdings.of(key), keys))  # noqa: B023
             for source in self._sources(keys[0])
@@ -64,19 +64,16 @@ class NeighbourTier(ElsewhereTier):
         return self._beats(before, blocks, len(keys))
 
     def _beats(self, before: int, spared: int, pulled: int) -> bool:
-        """Whether the blocks that are pulled come sooner than those that they spare are computed."""
-        if self._prefill_s is None:
-            return True
-        core = self._replicas[self._index].core
-        size = core.pool.block_size
-        return self._link.beats(self._prefill_s, core.clock.now(), before * size, spared * size, pulled)
+        """Whether so many `pulled` blocks come sooner than the `spared` ones are computed."""
+        core = self._replica.core
+        return self._link.beats_prefill(core.clock.now(), core.pool.block_size, before, spared, pulled)
 
     def _sources(self, key: Key) -> Iterator[int]:
         holders = self._holdings.of(key)
         return (holder for holder in holders if holder != self._index and self._replicas[holder].takes_requests)
 
     def _begin(self, ready_s: float, start_s: float, end_s: float, num_bytes: int) -> None:
-        """A transfer begins of what was held last."""
+        """What was held last is transferred then: the source keeps the blocks."""
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
@@ -89,30 +86,24 @@ class NeighbourTier(ElsewhereTier):
         self._unnamed.append((keys[0], sent))
 
     def stepped(self) -> None:
-        """The replica has taken steps: whose pulls began in them."""
-        core = self._replicas[self._index].core
+        """The replica has taken steps: find out for which requests pulls began in them."""
         for key, transfer in self._unnamed:
-            load = self._pools[self._index].offload.loading.get(key)
-            names = [
-                sequence.request.request_id
-                for sequence in core.scheduler.running
-                if load and sequence.slot == load.owner
-            ]
-            self.pulls.append(replace(transfer, request_id=names[0] if names else ""))
+            load = self._replica.loading.get(key)
+            running = self._replica.core.scheduler.running
+            names = (each.request.request_id for each in running if load and each.slot == load.owner)
+            self.pulls.append(replace(transfer, request_id=next(names, "")))
         self._unnamed = []
 
     def lose(self, source: int, now: float) -> None:
-        """What is on its way from a replica comes to nothing, and what is on its way to it if it is this one."""
+        """A replica dies: pulls from it come to nothing, and those to it if it is this one."""
         break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
         for key, pull in self._under_way.items():
             if pull.source == source:
-                lost = self._pools[self._index].offload.loading[key]
-                lost.is_lost, lost.done_s = True, now
+                self._replica.lose_load(self._replica.loading[key], now)
                 self._return(pull, now)
-                self._replicas[self._index].wake(now)
 
     def _return(self, pull: _Pull, now: float) -> None:
-        """The source may reuse the blocks."""
+        """Let the source reuse the blocks."""
         slot, pull.slot = pull.slot, None
         if slot is not None:
             self._pools[pull.source].free_slot(slot)
@@ -135,15 +126,13 @@ class NeighbourTier(ElsewhereTier):
         pull = self._under_way.pop(key)
         pull.keys.discard(key)
         if not pull.keys:
-            self._return(pull, self._replicas[self._index].core.clock.now())
+            self._return(pull, self._replica.core.clock.now())
 
     def held(self) -> dict[Key, int]:
         """The contents that are being pulled."""
         return dict.fromkeys(self._under_way, 1)
 
     def broken(self) -> Iterator[str]:
-        """See Tier."""
-        loading = self._pools[self._index].offload.loading
         for key, pull in self._under_way.items():
-            if key not in pull.keys or (pull.slot is None) != loading[key].is_lost:
+            if key not in pull.keys or (pull.slot is None) != self._replica.loading[key].is_lost:
                 yield "what is on its way is not what its source keeps"

@@ -2,14 +2,13 @@
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import takewhile
-from typing import Protocol, overload
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol, Self, overload
 
 import numpy as np
 
 from kvlab.core import Request, Salt
-from kvlab.fleet.base import RoutedRequest
+from kvlab.fleet.base import RoutedRequest, Router
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
 from kvlab.kv.prefix import PrefixIndex
@@ -41,10 +40,10 @@ class RoutedPrompt:
 
 
 class BlockKeys(Sequence[Key]):
-    """The keys of a prompt's whole blocks of `size` bytes, the first `most`. Of tokens of `TOKEN_BYTES` they are
-    those that a pool's contents have in a group of layers.
+    """The keys of a prompt's first `most` whole blocks of `size` bytes. If its tokens have `TOKEN_BYTES` each, a
+    pool's contents have the same keys in that group of layers.
 
-    A key is made when it is first read: who looks for a prompt's longest known prefix reads no further than that.
+    A key is made when it is first read: a search for the longest known prefix reads no further than that.
     """
 
     def __init__(self, packed: bytes, size: int, salt: Salt, most: int, group: int = 0) -> None:
@@ -109,13 +108,19 @@ class PrefixView:
 
 
 class SentPrefixes(PrefixView):
-    """What the router sent itself, in blocks of its own size, the least recently sent forgotten first. The replica
-    may have evicted it since, or never have kept it.
+    """What the router itself has sent, in blocks of its own size; the least recently sent are forgotten first. The
+    replica may have evicted them since, or never have kept them.
     """
 
     def __init__(self, block_size: int, capacity: int, most: int) -> None:
         self._size, self._capacity, self._most = block_size, capacity, most
         self._sent: OrderedDict[Key, None] = OrderedDict()
+
+    @classmethod
+    def of(cls, router: Router) -> Self:
+        """What a router remembers of one replica: as much as its settings say, or its class."""
+        block_size, capacity, most = router.memory
+        return cls(block_size, router.config.memory_blocks or capacity, most)
 
     @property
     def remembered(self) -> int:
@@ -133,27 +138,6 @@ class SentPrefixes(PrefixView):
             self._sent.popitem(last=False)
 
 
-class WithStore(PrefixView):
-    """What is known of a replica, and behind it what a store in common has, of which `stored` says which keys are
-    there at a time: each of its tokens counts `weight` of one in the replica (llm-d's weights of tiers).
-    """
-
-    def __init__(
-        self, own: PrefixView, stored: Callable[[Key, float], bool], block_size: int, weight: float
-    ) -> None:
-        self._own, self._stored, self._size, self._weight = own, stored, block_size, weight
-        self.sent, self.stepped = own.sent, own.stepped  # type: ignore[method-assign]
-
-    @property
-    def remembered(self) -> int:
-        return self._own.remembered
-
-    def cached_tokens(self, request: RoutedRequest, now: float) -> int:
-        cached, keys = self._own.cached_tokens(request, now), request.keys(self._size)
-        behind = takewhile(lambda key: self._stored(key, now), keys[cached // self._size :])
-        return cached + int(self._weight * self._size * sum(1 for _ in behind))
-
-
 class EventSource(Protocol):
     """Where events of a pool come from: its ContentLog, or a server's own."""
 
@@ -162,8 +146,8 @@ class EventSource(Protocol):
 
 
 class HeldPrefixes(PrefixView):
-    """What the replica holds, by the events of its pool's `log`, which come `delay_s` after the step that they are
-    of; 0: what it holds as its last step has left it. The share `lost` of the batches never comes.
+    """What the replica holds, by the events of its pool's `log`. Those of a step are known `delay_s` after its end;
+    0: as soon as the step is taken. The share `lost` of the batches of events never comes.
     """
 
     def __init__(

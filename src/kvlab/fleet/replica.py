@@ -1,4 +1,4 @@
-"""One replica of a simulated fleet: its engine, when it goes on, and what routers may see of it."""
+"""One replica of a fleet: its engine, when it is due, and what routers may see of it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Self
 
-from kvlab.core import Request, RequestRecord, Sequence, StepRecord
+from kvlab.core import FinishReason, Request, RequestRecord, Sequence, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.core import EngineCore
-from kvlab.engine.front_end import FrontEnd
+from kvlab.engine.front_end import FrontEnd, end_unserved
 from kvlab.engine.protocol import FinishCallback, OutputCallback
-from kvlab.fleet.base import ReplicaView, RoutedRequest
+from kvlab.fleet.base import RoutedRequest
 from kvlab.fleet.prefixes import PrefixView
+from kvlab.fleet.store import SharedStore
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.reset import drop_cached
+from kvlab.kv.tiers.base import Key
+from kvlab.kv.tiers.loads import Load as KVLoad
 
 
 class Asked(NamedTuple):
-    """A request as it was handed in, and whom to tell; `again` serves it anew if it is lost with its replica, and
-    is given the time and may raise RequestRefusedError. None: it arrives again.
+    """A request as it was handed in, whom to tell, and how it is served: `serve` is given the time and may raise
+    RequestRefusedError. It is called once more if the request is lost with its replica.
     """
 
     request: Request
     on_output: OutputCallback | None
     on_finish: FinishCallback
-    again: Callable[[float], None] | None = None
+    serve: Callable[[float], None]
+
+    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """Tell that it ended and nothing served it."""
+        end_unserved(self.request, self.on_finish, reason, now, error)
 
 
 class Load(NamedTuple):
@@ -42,11 +50,8 @@ class Load(NamedTuple):
     kv_usage: float  # 0 to 1
 
 
-_EMPTY = Load(-math.inf, 0, 0, 0, 0.0)
-
-
-class _Loads(NamedTuple):
-    """The loads of steps that were taken at once."""
+class _Steps(NamedTuple):
+    """Steps that were taken at once: they differ in their times and blocks alone."""
 
     starts_s: list[float]
     ends_s: list[float]
@@ -55,23 +60,29 @@ class _Loads(NamedTuple):
     blocks_in_use: list[int]
     blocks_total: int
 
-    def times(self, *, ended: bool) -> list[float]:
-        """When they began, or ended."""
-        return self.ends_s if ended else self.starts_s
-
-    def at(self, when: float, *, ended: bool) -> Load:
-        """That of the last that began, or ended, by then, or of the first."""
-        place = max(bisect_right(self.times(ended=ended), when) - 1, 0)
+    def load_at(self, when: float, *, ended: bool) -> Load:
+        """The load in the last of them that began, or `ended`, by `when`; if none had, in the first."""
+        place = max(bisect_right(self.ends_s if ended else self.starts_s, when) - 1, 0)
         blocks = self.blocks_in_use[place]
         usage = blocks / self.blocks_total if self.blocks_total else 0.0
         return Load(self.starts_s[place], self.running, self.waiting, blocks, usage)
 
 
-class Replica:
-    """An engine with a clock of its own. `due_s` is when it has something to do next: the fleet steps the one that
-    is due first, so that nothing that a replica does depends on what comes later.
+@dataclass(slots=True)
+class _Open:
+    """A request that was sent to a replica and has not ended."""
 
-    A step is taken at once and ends later: what others see of it is what was so when it began.
+    asked: Asked
+    samples: int  # that have not ended
+    ended: list[RequestRecord] = field(default_factory=list)  # samples that have ended and were not told yet
+    is_lost: bool = False  # with the replica: nothing is told any more
+
+
+class Replica:
+    """An engine with a clock of its own. `due_s` is when it has something to do next; infinite: nothing.
+
+    A step is taken when it begins, and ends later on the replica's clock. Until then others see the replica as it
+    was when the step began.
     """
 
     def __init__(self, index: int, engine: EngineCore | FrontEnd) -> None:
@@ -79,89 +90,79 @@ class Replica:
         self.core = engine.core if isinstance(engine, FrontEnd) else engine
         self.core.replica = index
         self.due_s = math.inf
-        self._loads: deque[_Loads] = deque([_Loads([-math.inf], [-math.inf], 0, 0, [0], 0)])
-        self.sent_s: list[float] = []  # when each request was sent here
-        self._ends_s: list[float] = []  # a heap: when those that are known to end, end
-        self._ended = 0
         self.takes_requests = True
         self.may_die = False
-        self.in_flight_requests: dict[str, Asked] = {}
-        self._left: dict[str, int] = {}  # samples that have not ended
-        self._held: dict[str, list[RequestRecord]] = {}  # of samples that have ended, until their request has
-        self._lost: set[str] = set()
+        self.sent_s: list[float] = []  # when each request was sent here
+        self._ends_s: list[float] = []  # a heap: when requests ended, or will as soon as their last step has
+        self._open: dict[str, _Open] = {}  # by request
+        self._steps = deque([_Steps([-math.inf], [-math.inf], 0, 0, [0], 0)])  # the first stands for none
 
     def submit(self, asked: Asked, now: float) -> None:
         """Queue a request that arrives now. Raises RequestRefusedError or QueueFullError, changing nothing."""
         if not self.engine.has_work():
             self.engine.clock.wait_until(now)
-
-        request, on_output, on_finish, _ = asked
-        name = request.request_id
-        held = self._held[name] = list[RequestRecord]()
-
-        def ended(record: RequestRecord) -> None:
-            held.append(replace(record, replica=self.index))
-            self._left[name] -= 1
-            if not self._left[name]:
-                del self._left[name], self.in_flight_requests[name], self._held[name]
-                heapq.heappush(self._ends_s, record.finished_s)
-            elif self.may_die:
-                return  # of a request that is lost nothing is told, nor of its samples that had ended
-            for each in () if name in self._lost else held:
-                on_finish(each)
-            held.clear()
-
-        self._left[name] = request.sampling.n
-        self.in_flight_requests[name] = asked
+        name = asked.request.request_id
+        sent = self._open[name] = _Open(asked, asked.request.sampling.n)
         try:
-            self.engine.submit(request, on_output, ended)
+            self.engine.submit(asked.request, asked.on_output, partial(self._end_sample, sent))
         except Exception:
-            del self._left[name], self.in_flight_requests[name], self._held[name]
+            del self._open[name]
             raise
         self.sent_s.append(now)
         self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
 
+    def _end_sample(self, sent: _Open, record: RequestRecord) -> None:
+        sent.samples -= 1
+        sent.ended.append(replace(record, replica=self.index))
+        if not sent.samples:
+            del self._open[record.request_id]
+            heapq.heappush(self._ends_s, record.finished_s)
+        elif self.may_die:
+            return  # if the request is lost before all have ended, none of its samples is told
+        for each in () if sent.is_lost else sent.ended:
+            sent.asked.on_finish(each)
+        sent.ended.clear()
+
     def lost_tokens(self) -> int:
-        """Tokens that it computed for requests that have not ended: of prompts, unless found, and of outputs."""
+        """Tokens that it computed for requests that have not ended: outputs, and prompts less what was cached."""
         sequences = self.sequences()
-        held = [record for records in self._held.values() for record in records]
-        outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in held]
-        computed = [
+        ended = [record for sent in self._open.values() for record in sent.ended]
+        outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in ended]
+        prompts = [
             min(each.high_water, each.num_prompt_tokens) - each.cached_tokens
             for each in sequences
             if not each.index
         ]
-        computed += [(each.computed_prompt_tokens or 0) - each.cached_tokens for each in held]
-        return sum(outputs) + sum(max(tokens, 0) for tokens in computed)
+        prompts += [(each.computed_prompt_tokens or 0) - each.cached_tokens for each in ended]
+        return sum(outputs) + sum(max(tokens, 0) for tokens in prompts)
 
     def die(self) -> list[Asked]:
-        """Lose all requests, of which nothing is reported, and all cached content; returns the requests in order. A
-        step that has begun was the last.
+        """Lose all requests, which are not told, and all cached contents. Returns the requests in the order in
+        which they came. A step that has begun is the last.
         """
-        lost = list(self.in_flight_requests.values())
-        self._lost = set(self.in_flight_requests)
-        for asked in lost:
-            self.engine.abort(asked.request.request_id)
-        self._lost = set()
+        lost = list(self._open.values())
+        for sent in lost:
+            sent.is_lost = True
+            self.engine.abort(sent.asked.request.request_id)
         if self.engine.has_work():
             self.engine.step()  # gives the memory back
         self.forget()
         self.settle(progressed=True)
-        return lost
+        return [sent.asked for sent in lost]
 
     def forget(self) -> None:
-        """Lose what is cached for requests to come."""
+        """Drop all cached contents."""
         if isinstance(self.core.pool, BlockPool):
             drop_cached(self.core.pool)
 
     def step(self) -> StepRecord | None:
-        """A step that begins when one is due; None if there was nothing to do then."""
+        """Take the step that is due; None if there was nothing to do."""
         self.engine.clock.wait_until(self.due_s)
         record = self.engine.step()
         if record is not None:
             blocks = (0, 0) if record.pool is None else (record.pool.blocks_in_use, record.pool.blocks_total)
-            starts, ends = [record.start_s], [record.end_s]
-            self._loads.append(_Loads(starts, ends, record.running, record.waiting, [blocks[0]], blocks[1]))
+            steps = _Steps([record.start_s], [record.end_s], record.running, record.waiting, [blocks[0]], blocks[1])
+            self._steps.append(steps)
         return record
 
     def repeat(self, until_s: float) -> StepLog:
@@ -172,17 +173,28 @@ class Replica:
             names = ("start_s", "end_s", "pool.blocks_in_use")
             starts, ends, blocks = (steps.column(name).tolist() for name in names)
             first, total = steps[0], int(steps.column("pool.blocks_total")[0])
-            self._loads.append(_Loads(starts, ends, first.running, first.waiting, blocks, total))
+            self._steps.append(_Steps(starts, ends, first.running, first.waiting, blocks, total))
         return steps
 
+    @property
+    def loading(self) -> Mapping[Key, KVLoad]:
+        """The contents that are on their way into its pool."""
+        pool = self.core.pool
+        return pool.offload.loading if isinstance(pool, BlockPool) else {}
+
+    def lose_load(self, load: KVLoad, now: float) -> None:
+        """What was on its way into its pool comes to nothing: what waits for it computes."""
+        load.is_lost, load.done_s = True, now
+        self.wake(now)
+
     def wake(self, now: float) -> None:
-        """Something that it may have waited for has come: blocks that others held, or contents."""
+        """It may go on: blocks that others held, or contents on their way, are there."""
         self.core.scheduler.refused = None
         if self.engine.has_work():
             self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
 
     def settle(self, progressed: bool) -> None:
-        """Find out when it goes on, after a step that did something or not."""
+        """Set `due_s` after a step; `progressed`: whether that did anything."""
         engine = self.engine
         if not engine.has_work():
             self.due_s = math.inf
@@ -196,19 +208,19 @@ class Replica:
         """Requests that were sent here and have not ended."""
         while self._ends_s and self._ends_s[0] <= now:
             heapq.heappop(self._ends_s)
-            self._ended += 1
-        return len(self.sent_s) - self._ended
+        return len(self._open) + len(self._ends_s)
 
-    def load_at(self, when: float, *, ended: bool) -> Load:
-        """Its load in the last step that began, or `ended`, by `when`; never asked for an earlier time again."""
-        while len(self._loads) > 1 and self._loads[1].ends_s[0] <= when:
-            self._loads.popleft()
-        return self.load_before(when, ended=ended)
+    def load_at(self, when: float, *, ended: bool = False) -> Load:
+        """Its load in the last step that began, or `ended`, by `when`."""
+        for steps in reversed(self._steps):
+            if (steps.ends_s if ended else steps.starts_s)[0] <= when:
+                return steps.load_at(when, ended=ended)
+        return self._steps[0].load_at(when, ended=ended)
 
-    def load_before(self, when: float, *, ended: bool = False) -> Load:
-        """The same, of which an earlier time may be asked again."""
-        known = (load for load in reversed(self._loads) if load.times(ended=ended)[0] <= when)
-        return next(known, self._loads[0]).at(when, ended=ended)
+    def forget_loads(self, before: float) -> None:
+        """Nobody will ask for its load at an earlier time."""
+        while len(self._steps) > 1 and self._steps[1].ends_s[0] <= before:
+            self._steps.popleft()
 
     def sent_between(self, after_s: float, until_s: float) -> int:
         """Requests that were sent here after one moment, up to another."""
@@ -220,73 +232,77 @@ class Replica:
         return [sequence for sequence in (*scheduler.waiting, *scheduler.running) if sequence.finish_reason is None]
 
 
-class SimulatedView(ReplicaView):
-    """A replica as a router sees it. Between two looks, `period_s` apart, queues and memory are those of the last,
-    and then what a server's metrics say: vLLM's are of the last step that has ended, and know nothing of requests
-    that have come since. 0: as the last step began, and what has come since.
+class SimulatedView:
+    """A replica as a router sees it (ReplicaView). With a `period_s` the router looks at queues and memory as often
+    as that, and sees what vLLM's metrics say: the last step that has ended, without requests that have come since.
+    0: it sees the last step that has begun, and what has come since.
+
+    If the router knows what is in a `store`, each token there, behind those that the replica has cached, counts
+    `store_weight` of a cached one (llm-d's weights of tiers).
     """
 
-    def __init__(self, replica: Replica, period_s: float = 0.0, prefixes: PrefixView | None = None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        period_s: float = 0.0,
+        prefixes: PrefixView | None = None,
+        *,
+        store: SharedStore | None = None,
+        store_weight: float = 0.0,
+    ) -> None:
         self._replica, self._period_s = replica, period_s
+        self._store, self._store_weight = store, store_weight
+        self.index, self.block_size = replica.index, replica.core.pool.block_size
         self.prefixes = prefixes or PrefixView()
-        self._now = 0.0
-        self._seen_s = 0.0  # of the last look
-        self._load = _EMPTY
+        self.at(0.0)
 
-    def at(self, now: float) -> SimulatedView:
+    def at(self, now: float) -> Self:
         """The view of this moment, which is no earlier than the last."""
         self._now = now
-        self._seen_s = now // self._period_s * self._period_s if self._period_s else now
-        self._load = self._replica.load_at(self._seen_s, ended=bool(self._period_s))
+        self._seen_s = now // self._period_s * self._period_s if self._period_s else now  # of the last look
+        self._replica.forget_loads(self._seen_s)
+        load = self._load = self._replica.load_at(self._seen_s, ended=bool(self._period_s))
+        self.running, self.kv_usage, self.blocks_in_use = load.running, load.kv_usage, load.blocks_in_use
         return self
 
     @property
-    def index(self) -> int:
-        return self._replica.index
-
-    @property
-    def block_size(self) -> int:
-        return self._replica.core.pool.block_size
-
-    @property
     def in_flight(self) -> int:
+        """See ReplicaView."""
         return self._replica.in_flight(self._now)
 
     @property
-    def running(self) -> int:
-        return self._load.running
-
-    @property
     def waiting(self) -> int:
+        """See ReplicaView."""
         come = 0 if self._period_s else self._replica.sent_between(self._load.start_s, self._seen_s)
         return self._load.waiting + come
 
     @property
     def sent_since(self) -> int:
+        """See ReplicaView."""
         return self._replica.sent_between(self._seen_s, self._now)
 
     @property
-    def kv_usage(self) -> float:
-        return self._load.kv_usage
-
-    @property
-    def blocks_in_use(self) -> int:
-        return self._load.blocks_in_use
-
-    @property
     def prefill_tokens(self) -> int:
+        """See ReplicaView."""
         sequences = [sequence for sequence in self._replica.sequences() if not sequence.is_decoding]
         return sum(max(sequence.num_prompt_tokens - sequence.num_prefilled, 0) for sequence in sequences)
 
     @property
     def work_tokens(self) -> int:
+        """See ReplicaView."""
         sequences = self._replica.sequences()
         outputs = sum(sequence.request.sampling.max_tokens - len(sequence.token_times_s) for sequence in sequences)
         return outputs + self.prefill_tokens
 
     @property
     def remembered(self) -> int:
+        """See ReplicaView."""
         return self.prefixes.remembered
 
     def cached_tokens(self, request: RoutedRequest) -> int:
-        return self.prefixes.cached_tokens(request, self._now)
+        """See ReplicaView."""
+        cached = self.prefixes.cached_tokens(request, self._now)
+        if self._store is None:
+            return cached
+        behind = request.keys(self.block_size)[cached // self.block_size :]
+        return cached + int(self._store_weight * self.block_size * self._store.leading(behind, self._now))

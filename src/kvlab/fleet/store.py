@@ -3,10 +3,11 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from kvlab.engine.clock import Clock
 from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink
-from kvlab.kv.content_log import ContentLog, Stored
+from kvlab.kv.content_log import Stored
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.lending import follow
 from kvlab.kv.pool import BlockPool
@@ -16,7 +17,7 @@ from kvlab.kv.tiers.tier import Tier
 
 
 class SharedStore:
-    """Contents of so many blocks, least recently used gone first, and from when on each is there."""
+    """The contents of up to `blocks` blocks, of which the least recently used go first, and when each is there."""
 
     def __init__(self, blocks: int, page_bytes: int) -> None:
         self.contents = Tier("store", blocks, page_bytes, EVICTION_POLICIES.get("lru")())
@@ -26,84 +27,82 @@ class SharedStore:
         """Whether a content is there."""
         return self.there_s.get(key, math.inf) <= now
 
+    def leading(self, keys: Sequence[Key], now: float) -> int:
+        """How many contents from the first on are there."""
+        return sum(1 for _ in takewhile(lambda key: self.has(key, now), keys))
+
 
 class StoreSide(ElsewhereTier):
-    """One replica's side of the store. What a step has computed is written when the step ends, over a link of the
-    replica's own, and found by all replicas when it has come; loads have a link of their own. What the pool evicts
-    is not written again. Blocks of layers with a window are written as those of all others are.
+    """One replica's side of the store. What a step has computed is written when the step ends, and all replicas
+    find it once it is there. The replica has one link for writes and one for loads. What its pool evicts is not
+    written again. Blocks of layers with a window are written like all others.
     """
 
     def __init__(self, store: SharedStore, rate: LinkRate, prefill_s: PrefillTime | None = None) -> None:
-        """`prefill_s` predicts what it would take to compute what is found; None: it is always loaded."""
-        page_bytes, self._prefill_s = store.contents.page_bytes, prefill_s
-        self._write, load = (PullLink(rate, LinkEnd, lambda *times: None) for _ in range(2))
-        super().__init__("store", page_bytes, down=self._write, up=load)
-        self._load, self._size = load, 0
+        """`prefill_s` predicts what it takes to compute what is found; None: it is always loaded."""
+        self._write, self._load = PullLink(rate), PullLink(rate, prefill_s)
+        super().__init__("store", store.contents.page_bytes, down=self._write, up=self._load)
         self._store, self._contents, self._own = store, store.contents, Counter[Key]()
         self._writing = deque[tuple[float, Key]]()  # and when it will be there
         self._ended_s = 0.0  # the step before: no replica dies before its last has begun
-        self._clock: Clock | None = None
-        self._log = ContentLog()
 
     def serve(self, pool: BlockPool, clock: Clock) -> None:
-        """The pool that it is behind, and its clock. Comes before the first request."""
+        """Follow what the replica's pool stores. Comes before the first request."""
         self._clock, self._log, self._size = clock, follow(pool), pool.block_size
 
     def stepped(self, ends_s: Sequence[float]) -> None:
-        """The replica has taken steps that end then: what they computed goes to the store."""
+        """The replica has taken steps that end then: write what they computed."""
         while self._writing and self._writing[0][0] <= self._ended_s:
             self._writing.popleft()
         for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
             for key in (key for event in events if isinstance(event, Stored) for key in event.keys):
-                if key in self._contents:
-                    self._contents.refresh(key)
-                elif (added := self._contents.add(key)) is not None:
-                    self._store.there_s.pop(added[1] or b"", None)
-                    there_s = self._store.there_s[key] = self._write.transfer(end_s, self.page_bytes)
-                    self._writing.append((there_s, key))
-                    self.counts.stored += 1
+                self._put(key, end_s)
         self._ended_s = ends_s[-1]
 
+    def _put(self, key: Key, computed_s: float) -> None:
+        """Write a content, unless it is there or all others are held."""
+        if key in self._contents:
+            self._contents.refresh(key)
+            return
+        added = self._contents.add(key)
+        if added is not None:
+            _, gone = added
+            if gone is not None:
+                self._store.there_s.pop(gone, None)
+            there_s = self._store.there_s[key] = self._write.transfer(computed_s, self.page_bytes)
+            self._writing.append((there_s, key))
+            self.counts.stored += 1
+
     def lose(self, now: float) -> None:
-        """The replica dies: what it has not written whole is not there, and its links are free."""
+        """The replica dies: what it has not written completely is lost, and its links are free."""
         for there_s, key in self._writing:
             if there_s > now and self._store.there_s.get(key) == there_s:
                 del self._store.there_s[key]
                 self._contents.drop(key)
                 self.counts.stored -= 1
         self._writing.clear()
-        self._write.own.clear()
-        self._load.own.clear()
+        self._write.own, self._load.own = LinkEnd(), LinkEnd()
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
-        """See Tier."""
         return len(keys) if self.is_worth(keys, before, len(keys)) else 0
 
     def is_worth(self, keys: Sequence[Key], before: int, blocks: int) -> bool:
-        """See Tier."""
-        if self._prefill_s is None or self._clock is None:
-            return True
-        size = self._size
-        return self._load.beats(self._prefill_s, self._clock.now(), before * size, blocks * size, len(keys))
+        return self._load.beats_prefill(self._clock.now(), self._size, before, blocks, len(keys))
 
     def __len__(self) -> int:
         return len(self._contents)
 
     def __contains__(self, key: object) -> bool:
-        now = -math.inf if self._clock is None else self._clock.now()
-        return isinstance(key, bytes) and self._store.has(key, now)
+        return isinstance(key, bytes) and self._store.has(key, self._clock.now())
 
     def refresh(self, key: Key) -> None:
-        """See Tier."""
         self._contents.refresh(key)
 
     def hold(self, key: Key) -> int:
-        """See Tier."""
         self._own[key] += 1
         return self._contents.hold(key)
 
     def release(self, key: Key) -> None:
-        """See Tier."""
         self._own -= Counter([key])
         self._contents.release(key)
 
@@ -112,5 +111,4 @@ class StoreSide(ElsewhereTier):
         return dict(self._own)
 
     def broken(self) -> Iterator[str]:
-        """See Tier."""
         return self._contents.broken()

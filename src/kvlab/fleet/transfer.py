@@ -10,33 +10,33 @@ from kvlab.kv.groups import LayerGroup, layers_per_block
 from kvlab.kv.tiers.base import Key, Link
 from kvlab.kv.tiers.remote import Offered
 
-#: Seconds that a replica is predicted to take for so many tokens of a prompt, which are behind so many others.
+#: Predicted seconds to compute a prompt's tokens: given how many are computed before, and how many are to be.
 PrefillTime = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer that was made."""
+    """K and V that went from one replica to another."""
 
     request_id: str
-    source: int  # the replica that computed
-    target: int  # the one that decodes
-    ready_s: float  # when the target had room for it
+    source: int
+    target: int
+    ready_s: float  # when the target had blocks for it
     start_s: float  # when both ends were free
     end_s: float  # or when it broke off
-    num_bytes: int  # that were to be sent
-    tokens: int = 0  # of a prefix that another replica had
+    num_bytes: int  # in all, also if it broke off
+    tokens: int = 0  # of a prefix that is pulled from a neighbour
 
 
 @dataclass(slots=True)
 class LinkEnd:
     """A replica's side of the links: it sends, or receives, one transfer after the other."""
 
-    _ends_s: deque[float] = field(default_factory=deque)  # of what is planned, in order
+    _ends_s: deque[float] = field(default_factory=deque)  # of the planned transfers, in order
 
     @property
     def free_s(self) -> float:
-        """When what is planned has ended."""
+        """When all planned transfers have ended."""
         return self._ends_s[-1] if self._ends_s else 0.0
 
     def take(self, now: float, end_s: float) -> None:
@@ -46,22 +46,18 @@ class LinkEnd:
         self._ends_s.append(end_s)
 
     def cut(self, end_s: float) -> None:
-        """A transfer breaks off that was to end then. What was planned behind it keeps its time; without any, this
-        end is free.
+        """The transfer that was to end then breaks off. Those planned behind it keep their times. If it was the
+        last, its time is free again.
         """
         if end_s in self._ends_s:
             self._ends_s.remove(end_s)
-
-    def clear(self) -> None:
-        """All that is planned breaks off."""
-        self._ends_s.clear()
 
 
 def break_off(
     transfers: list[Transfer], replica: int, now: float, ends: Callable[[Transfer], Iterable[LinkEnd]]
 ) -> None:
-    """A replica dies: transfers from and to it end now, which frees their `ends` (see LinkEnd.cut); those that have
-    not begun are none.
+    """A replica dies: transfers from and to it end now, which frees their `ends` (see LinkEnd.cut). Those that have
+    not begun are taken out of the list.
     """
     for place in reversed(range(len(transfers))):
         sent = transfers[place]
@@ -85,9 +81,9 @@ class LinkRate:
     groups: Sequence[LayerGroup] = (LayerGroup((0,)),)  # of layers, each of which has blocks of its own
 
     def contents(self, routed: RoutedPrompt, size: int) -> dict[Key, Offered]:
-        """What is sent of a prompt's whole blocks of `size` tokens, a group's behind another's: of layers with a
-        window those that a sequence of so many tokens holds. One that the sender has given back with the prompt's
-        last tokens counts as still there.
+        """The contents of a prompt's whole blocks of `size` tokens, one group of layers after another. Of a group
+        with a window they are those that a sequence of that length holds. A block that the sender has given back
+        with the prompt's last tokens counts as still there.
         """
         count, largest, found = routed.prompt_tokens // size, layers_per_block(self.groups), dict[Key, Offered]()
         for number, group in enumerate(self.groups):
@@ -98,33 +94,43 @@ class LinkRate:
         return found
 
     def seconds(self, num_bytes: int) -> float:
-        """How long so many bytes take, those of whole blocks, with nothing before them."""
+        """How long these bytes of whole blocks take on a free link."""
         config, blocks = self.config, num_bytes / self.block_bytes
         pieces_us = blocks * self.pieces_per_block * config.piece_us
         return (config.setup_us + pieces_us) * 1e-6 + num_bytes / self.devices / (config.gb_s * 1e9)
 
 
 class PullLink(Link):
-    """The way to one replica from whichever has what it pulls. A transfer begins when both ends are free, and keeps
-    both busy until its end; `own` is that of the replica.
+    """The way to one replica from whatever has what it pulls. A transfer begins when both ends are free, and keeps
+    both busy until its end; `own` is that of the replica. `source` gives the other end, one that is always free
+    unless it is given; `note` is told of each transfer its ready_s, start_s, end_s and bytes.
+
+    `prefill_s` predicts what it takes the replica to compute tokens of a prompt; None: it is not asked for.
     """
 
     def __init__(
-        self, rate: LinkRate, source: Callable[[], LinkEnd], note: Callable[[float, float, float, int], None]
-    ):
-        self._rate, self._source, self._note = rate, source, note
-        self.own = LinkEnd()
+        self,
+        rate: LinkRate,
+        prefill_s: PrefillTime | None = None,
+        *,
+        own: LinkEnd | None = None,
+        source: Callable[[], LinkEnd] = LinkEnd,
+        note: Callable[[float, float, float, int], None] = lambda *transfer: None,
+    ) -> None:
+        self._rate, self._prefill_s, self._source, self._note = rate, prefill_s, source, note
+        self.own = own or LinkEnd()
 
-    def beats(self, prefill_s: PrefillTime, now: float, before: int, tokens: int, blocks: int) -> bool:
-        """Whether so many blocks, asked for now, come sooner than so many tokens of a prompt are computed, `before`
-        others before them: with what they wait for.
+    def beats_prefill(self, now: float, size: int, before: int, spared: int, pulled: int) -> bool:
+        """Whether `pulled` blocks of `size` tokens, asked for now, come sooner than the `spared` blocks of a
+        prompt are computed, `before` others before them: with what the transfer waits for.
         """
-        wait_s = max(self._source().free_s, self.own.free_s) - now
-        come_s = max(wait_s, 0.0) + self.seconds(blocks * self._rate.block_bytes)
-        return come_s < prefill_s(before, tokens)
+        if self._prefill_s is None:
+            return True
+        wait_s = max(self._source().free_s, self.own.free_s, now) - now
+        pull_s = wait_s + self.seconds(pulled * self._rate.block_bytes)
+        return pull_s < self._prefill_s(before * size, spared * size)
 
     def transfer(self, ready_s: float, num_bytes: int) -> float:
-        """See Link."""
         source = self._source()
         start_s = max(ready_s, source.free_s, self.own.free_s)
         end_s = start_s + self.seconds(num_bytes)
@@ -134,5 +140,4 @@ class PullLink(Link):
         return end_s
 
     def seconds(self, num_bytes: int) -> float:
-        """See Link."""
         return self._rate.seconds(num_bytes)

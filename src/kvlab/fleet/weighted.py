@@ -22,7 +22,8 @@ class Weighted(Router):
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
         prefix, kv, queue = (self.weights.get(name, 0.0) for name in ("prefix", "kv", "queue"))
         queues = [view.waiting for view in replicas]
-        compared = max(min(request.prompt_tokens, self.memory[0] * self.memory[2]), 1)
+        block_size, _, most_blocks = self.memory
+        compared = max(min(request.prompt_tokens, block_size * most_blocks), 1)
         longest, shortest = max(queues), min(queues)
         scores = []
         for view, waiting in zip(replicas, queues, strict=True):

@@ -57,10 +57,9 @@ class Lookout:
     def __init__(self, settings: RouteSettings) -> None:
         self._settings, self._router = settings, settings.router()
         self._key = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
-        config, usual = settings.fleet, self._router
+        config = settings.fleet
         self.upstreams = [Upstream(index, url) for index, url in enumerate(settings.upstreams)]
-        self.prefixes = usual.prefixes if config.prefixes == "auto" else config.prefixes
-        self._is_polled = (usual.load if config.load == "auto" else config.load) == "polled"
+        self.prefixes, self._is_polled = config.fed_by("prefixes"), config.fed_by("load") == "polled"
         if config.load == "exact" or self.prefixes == "exact":
             text = "with an exact view sees what no proxy can; there are load=polled, prefixes=events and memory"
             raise ConfigError("fleet.router", config.router, text)
@@ -176,8 +175,7 @@ class Lookout:
             upstream.heard = HeardContents(self._settings.events[upstream.index], size)
             upstream.prefixes = HeldPrefixes(upstream.heard, size)
         elif self.prefixes == "memory":
-            size, capacity, most = self._router.memory
-            upstream.prefixes = SentPrefixes(size, self._settings.fleet.memory_blocks or capacity, most)
+            upstream.prefixes = SentPrefixes.of(self._router)
 
     def _try_out(self, upstream: Upstream) -> None:
         """Raise ConfigError where the router asks for what is not known of this one."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from kvlab.core import RequestRecord
-from kvlab.fleet.fleet import Routed
+from kvlab.fleet.dispatcher import Routed
 from kvlab.lab.explain.life_observer import LifeObserver
 from kvlab.lab.explain.lives import Cause, Life
 from kvlab.lab.run.prompt_tokens import PromptObserver, PromptTokens

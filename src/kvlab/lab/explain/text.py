@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.fleet.fleet import Routed
+from kvlab.fleet.dispatcher import Routed
 from kvlab.lab.explain.changes import Change
 from kvlab.lab.explain.lives import Life
 from kvlab.lab.explain.replayed import Explanation

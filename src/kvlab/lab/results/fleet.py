@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kvlab.core import Request, RequestRecord
 from kvlab.core.step_log import StepLog
-from kvlab.fleet.fleet import Routed
+from kvlab.fleet.dispatcher import Routed
 from kvlab.fleet.holdings import Duplicates, Holdings
 from kvlab.fleet.transfer import Transfer
 from kvlab.kv.sizing import PoolSize

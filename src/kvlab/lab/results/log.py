@@ -8,7 +8,8 @@ from operator import itemgetter
 from kvlab.core import RequestRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.protocol import EngineReport
-from kvlab.fleet.fleet import Fleet, Routed
+from kvlab.fleet.dispatcher import Routed
+from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.holdings import Holdings
 from kvlab.fleet.scale import Scaled
 from kvlab.fleet.transfer import Transfer

@@ -9,7 +9,7 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.plan import EnginePlan
 from kvlab.errors import ConfigError
-from kvlab.fleet.build import build_fleet, view_of_prefixes, without_prefixes
+from kvlab.fleet.build import build_fleet, without_prefixes
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.hot_prefixes import hot_prefixes
 from kvlab.fleet.store import SharedStore
@@ -24,7 +24,7 @@ def check_fleet(plan: EnginePlan, fleet: FleetConfig) -> None:
     """Raise ConfigError for replicas that cannot pull K and V from others, or have them in common, and for a router
     that sees prefixes where they keep none.
     """
-    if fleet.replicas > 1 and view_of_prefixes(fleet) != "none" and not _shares_prefixes(plan):
+    if fleet.replicas > 1 and fleet.fed_by("prefixes") != "none" and not _shares_prefixes(plan):
         raise without_prefixes(fleet)
     if not _pulling(fleet):
         return

@@ -253,9 +253,7 @@ def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
     """Events of a fleet that the run did not last for."""
     ends = f"the run ended at {log.duration_s:.3g} s"
     return [
-        f"fleet.life={event.at_s:g}:{event.event}:{event.replica} did not happen: {ends}"
-        for event in config.fleet.events
-        if event.at_s > log.duration_s
+        f"fleet.life={event} did not happen: {ends}" for event in config.fleet.events if event.at_s > log.duration_s
     ]
 
 
