@@ -282,6 +282,15 @@ def test_what_runs_at_one_moment_is_counted_where_it_runs(dies: bool) -> None:
     assert metrics["capacity/peak_running"] == 2
 
 
+@pytest.mark.parametrize(("last", "replicas"), [("drain", {0}), ("return", {0, 1})])
+def test_events_of_one_time_happen_as_they_are_given(last: str, replicas: set[int]) -> None:
+    events = ["return", "drain"] if last == "drain" else ["drain", "return"]
+    life = ["0.001:die:1", *(f"0.05:{event}:1" for event in events)]
+    fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", life=life))
+    log = serve(fleet, traffic(20, gap_s=0.01))
+    assert {record.replica for record in log.records if record.arrival_s > 0.05} == replicas
+
+
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
     config = FleetConfig(replicas=2, router="estimated", prefixes="memory", weights=WeightsConfig(kv=0, queue=0))
     fleet = fleet_of(config, is_open=True)

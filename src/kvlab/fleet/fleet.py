@@ -54,7 +54,7 @@ class Fleet(Dispatcher):
         self.retried = 0  # requests that were lost with a replica and sent again
         self._is_open = is_open
         self._sessions: dict[str, str] = {}  # by request
-        self._lives = deque(sorted(router.config.events))
+        self._lives = deque(router.config.events)
         for life in self._lives:
             replicas[life.replica].may_die |= life.event == "die"
         self.scalers = [Scaler(rule, [replicas[each] for each in of]) for rule, of in router.config.rules]
