@@ -1,6 +1,6 @@
 """What was predicted beside what llm-d measured: tables, verdicts and a picture.
 
-    python -m experiments.fleet_vs_llm_d.compare llm_d_73_capacity.csv [--open 800]
+    python -m experiments.fleet_vs_llm_d.compare llm_d_73_capacity.csv [--open 800] [--blocks 4802]
 
 The file has a row for each stage and router: requests_per_s, router, output_tokens_per_s, completed_per_s,
 ttft_p90_s, ttft_mean_s, itl_mean_s.
@@ -23,6 +23,10 @@ from kvlab.lab.figures import style
 Cells = dict[tuple[float, str], dict[str, float]]  # by rate and router
 RATES = [float(rate) for rate, _ in STAGES]
 POOL = 307_328  # tokens of a replica, measured
+#: Of the tokens that are generated, what inference-perf counts: it tokenizes the text of an answer again. Another
+#: report of this load, with the same client and model, has answers of 937 tokens in the mean where 1,000 were asked
+#: for and the end was ignored (llm-d/llm-d, guides/precise-prefix-cache-aware/README.md at 019a3f3).
+COUNTED = 0.937
 _LATE_S, _FROM = 2.0, 20.0
 _SHOWN = ("output_tokens_per_s", "ttft_p90_s", "ttft_mean_s", "itl_mean_s")
 
@@ -38,12 +42,17 @@ def read_measured(path: Path) -> Cells:
 
 
 def read_predicted(mark: str) -> tuple[Cells, dict[str, dict[str, float]]]:
-    """The predicted cells, and what each router's file says beside them. `mark`: in the files' names."""
+    """The predicted cells, with output as the client counts it, and what each router's file says beside them.
+    `mark`: in the files' names.
+    """
     files = {router: PREDICTED / f"{router}{mark}.json" for router in ROUTERS}
     runs = {router: json.loads(file.read_text()) for router, file in files.items() if file.exists()}
-    return {
-        (stage["requests_per_s"], router): stage for router, run in runs.items() for stage in run["stages"]
-    }, runs
+    cells = {}
+    for router, run in runs.items():
+        for stage in run["stages"]:
+            counted = COUNTED * stage["output_tokens_per_s"]
+            cells[stage["requests_per_s"], router] = stage | {"output_tokens_per_s": counted}
+    return cells, runs
 
 
 def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
@@ -67,9 +76,10 @@ def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
 
 def verdicts(measured: Cells, predicted: Cells, pools: set[float]) -> Iterator[str]:
     """What has to hold, and whether it does."""
-    errors = [abs(_off(found, measured[key])) for key, found in predicted.items()]
-    within = sum(error <= 0.15 for error in errors)
-    yield f"output tokens/s: median error {median(errors):.1%} over {len(errors)} cells, {within} within 15 %"
+    for name, share in (("output tokens/s, as the client counts", 1.0), ("as generated", 1 / COUNTED)):
+        errors = [abs((1 + _off(found, measured[key])) * share - 1) for key, found in predicted.items()]
+        within = sum(error <= 0.15 for error in errors)
+        yield f"{name}: median error {median(errors):.1%} over {len(errors)} cells, {within} within 15 %"
     held, whole = [], []
     for rate in RATES:
         if rate < _FROM or any((rate, router) not in predicted for router in ROUTERS):
@@ -140,13 +150,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path)
     parser.add_argument("--open", type=int, help="as in run.py; draws nothing")
+    parser.add_argument("--blocks", type=int, help="likewise")
     options = parser.parse_args()
     measured = read_measured(options.measured)
-    predicted, runs = read_predicted(f"_open_{options.open}" if options.open else "")
+    given = {"open": options.open, "blocks": options.blocks}
+    mark = "".join(f"_{name}_{value}" for name, value in given.items() if value)
+    predicted, runs = read_predicted(mark)
     print("\n".join(tables(measured, predicted)))
     print("\n" + "\n".join(verdicts(measured, predicted, {run["pool_tokens"] for run in runs.values()})))
     print(f"{sum(run['cpu_s'] for run in runs.values()):.0f} CPU s for {len(predicted)} cells")
-    if options.open is None:
+    if not mark:
         draw(measured, predicted).savefig(Path(__file__).parent / "curves.png")
 
 

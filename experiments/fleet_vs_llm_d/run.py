@@ -1,6 +1,7 @@
 """Eight replicas behind four routers, as llm-d measured them: predicted from silicon tables alone.
 
     python -m experiments.fleet_vs_llm_d.run [--routers precise random] [--seed 1] [--framework vllm]
+    python -m experiments.fleet_vs_llm_d.run --open 800 [--blocks 4802]
 
 Writes predicted/<router>.json for each router that has none yet, so that it goes on where it was stopped. The
 report is of 2025-09-21, and its repository then deployed vLLM 0.10.0: that is what is simulated unless another is
@@ -42,12 +43,15 @@ FRAMEWORKS = {
     "vllm_synchronous": ["framework=vllm_synchronous", "framework.version=0.10.0"],
     "vllm": ["framework=vllm"],  # the newest
 }
-_PART, _SHARED, _PARTS = 1200, 5, 6  # tokens of a part of a prompt, parts that a group shares, parts in all
+#: Tokens of a part of a prompt, parts that a group shares, parts in all. llm-d asks for 1,200 random ids a part;
+#: its client sends them as text, of which the server's tokenizer makes 1,263 (prompt_lengths.py).
+_PART, _SHARED, _PARTS = 1263, 5, 6
 SETTINGS = (
     "executor=simulated",
     "hardware=h100_sxm",
     "executor.tensor_parallel=2",
     "model=qwen3_32b",
+    "kv.block_size=64",  # what the precise router's configuration says, and has to be the servers' own
     "tracking=off",
     "figures=false",
     "fleet.replicas=8",
@@ -90,10 +94,14 @@ def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
         second += 1.0
 
 
-def simulate(router: str, seed: int, framework: str, most_open: int | None = None) -> dict[str, object]:
-    """All stages behind one router. `most_open`: the client keeps no more requests open, and sends others later."""
+def simulate(
+    router: str, seed: int, framework: str, most_open: int | None = None, blocks: int | None = None
+) -> dict[str, object]:
+    """All stages behind one router. `most_open`: the client keeps no more requests open, and sends others later.
+    `blocks`: those of a replica, where they are not to be planned."""
     begin = time.process_time()
     own = [*FRAMEWORKS[framework], *([f"workload.concurrency={most_open}"] if most_open else [])]
+    own += [f"kv.num_blocks={blocks}", "executor.memory_utilization=0.98"] if blocks else []
     plan = plan_run(configure([*SETTINGS, *own, f"fleet.router={router}", f"seed={seed}"]))
     texts, random = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
     fleet = make_engine(plan, Profiler(enabled=False))
@@ -152,14 +160,16 @@ def main() -> None:
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--open", type=int, help="most requests that the client has open; names the files too")
+    parser.add_argument("--blocks", type=int, help="of a replica, not planned; names the files too")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="vllm_synchronous", help="names the files too")
     options = parser.parse_args()
     marks = [options.framework] if options.framework != "vllm_synchronous" else []
     marks += [f"open_{options.open}"] if options.open else []
+    marks += [f"blocks_{options.blocks}"] if options.blocks else []
     for router in options.routers:
         path = PREDICTED / ("_".join([router, *marks]) + ".json")
         if not path.exists():
-            found = simulate(router, options.seed, options.framework, options.open)
+            found = simulate(router, options.seed, options.framework, options.open, options.blocks)
             PREDICTED.mkdir(exist_ok=True)
             path.write_text(json.dumps(found, indent=1) + "\n")
 
