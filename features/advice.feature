@@ -22,14 +22,14 @@ Feature: Advice
 
   @R30.4 @R30.15
   Scenario: The same command again
-    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2"
+    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv]"
     And I ask for the same advice again, without what was kept, and by a launcher
     Then all of it is the same, and the second simulated no change again
 
   @R30.3
   Scenario: A trace is cut in the middle of its time
     Given a recorded trace of 44 requests over 22 seconds
-    When I ask for advice on the trace with "scheduler.max_batch_size=1"
+    When I ask for advice on the trace with "scheduler.max_batch_size=1 keep=[executor,kv]"
     Then it ends with status 0
     And it was chosen on requests of the first 11 seconds, and reported on those behind
 
@@ -71,7 +71,7 @@ Feature: Advice
 
   @R30.7
   Scenario: A page, and runs
-    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2" and track it
+    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv]" and track it
     Then it ends with status 0
     And the page has the answer and asks for nothing from elsewhere
     And the store holds the advice with a run for the plan and for each change
@@ -114,7 +114,7 @@ Feature: Advice
 
   @R30.8
   Scenario: Service levels that no change comes near to, of more traffic than is served
-    When I ask for advice on "workload.num_requests=80 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2"
+    When I ask for advice on "workload.num_requests=80 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2 keep=[executor,kv]"
     Then it ends with status 0
     And it says "On requests as drawn overloaded: "
     And it says "no change alone brings more requests within the limits: their mean time decides"

@@ -93,6 +93,7 @@ from features.steps.windows_steps import *
 from kvlab.attention.registry import attention_backends
 from kvlab.kernels.cpu.interface import WeightFormat
 from kvlab.kernels.cpu.native import load
+from tests.support.drawn import in_few_dots
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
@@ -200,8 +201,7 @@ def _figures_once_in_few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
             _PICTURES[kind] = file.read_bytes()
         file.write_bytes(_PICTURES[kind])
 
-    monkeypatch.setattr("kvlab.lab.figures.style.DPI", 30)
-    monkeypatch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+    in_few_dots(monkeypatch)
     monkeypatch.setattr(Figure, "savefig", save)
 
 

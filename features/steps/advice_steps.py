@@ -38,10 +38,10 @@ def advise_on(
 
 
 def advised(laboratory: Commands, *words: str, folder: str = "advice", cores: int = 1) -> None:
-    """With a third of the combinations that it tries at most."""
+    """With an eighth of the combinations that it tries at most."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adviser, "usable_cores", lambda: Cores(cores, cores))
-        patch.setattr(adviser, "_TRIALS", 8)
+        patch.setattr(adviser, "_TRIALS", 3)
         laboratory.last = call(advise.main, *words, f"output={laboratory.base / folder}")
 
 
@@ -87,7 +87,7 @@ def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
 @when("I ask for the same advice again, without what was kept, and by a launcher", target_fixture="asked_again")
 def ask_for_the_same(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"first": advice_in(laboratory)}
-    text = "workload.num_requests=24 scheduler.max_batch_size=2"
+    text = "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv]"
     with monkeypatch.context() as patch:
         patch.setattr(simulations, "simulate", None)  # no change is left to simulate
         advise_on(laboratory, text)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from experiments.gpu.run import main
 
 ROOT = Path(__file__).resolve().parents[2]
 # What kvlab wants and a GPU machine lacks; filelock comes with transformers.
@@ -34,22 +38,29 @@ pytestmark = [
 ]
 
 
-def run(directory: Path, *arguments: str, absent: tuple[str, ...] = NOT_THERE) -> tuple[int, str, dict[str, Any]]:
-    """Exit status, what comes before the last line of output, and that line's JSON."""
+def run(
+    directory: Path, *arguments: str, absent: tuple[str, ...] = NOT_THERE, apart: bool = False
+) -> tuple[int, str, dict[str, Any]]:
+    """Exit status, what comes before the last line of output, and that line's JSON. Parts have processes of their
+    own; what starts them has one if it is `apart`, else this one, which has its imports behind it.
+    """
     (directory / "sitecustomize.py").write_text(BLOCKER.format(names=absent))
-    path = os.pathsep.join([str(directory), str(ROOT / "src")])
-    command = [sys.executable, "-m", "experiments.gpu.run", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300
-    )
-    table, _, report = done.stdout.strip().rpartition("\n")
-    assert report.startswith("{"), done.stderr
-    return done.returncode, table, json.loads(report)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), str(ROOT / "src")]))
+        patch.setattr(sys, "argv", ["run", *arguments])
+        if apart:
+            command = [sys.executable, "-m", "experiments.gpu.run", *arguments]
+            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=300)
+            print(done.stdout)
+        status = done.returncode if apart else main()
+    table, _, report = printed.getvalue().strip().rpartition("\n")
+    assert report.startswith("{"), table
+    return status, table, json.loads(report)
 
 
 @pytest.mark.long
 def test_every_part_in_small(tmp_path: Path) -> None:
-    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody")
+    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody", apart=True)
     assert (status, report["ok"]) == (0, True), table
     assert (report["device"], report["reduced"]) == ("cpu (interpreted)", True)
     assert "reduced form, kernels interpreted on a CPU" in table.splitlines()[0]

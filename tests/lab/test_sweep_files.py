@@ -19,9 +19,12 @@ SMALL = [
     "workload.rate=1000",
     "workload.think_s=0",
 ]
+# Where the memory for K and V is given, the tiny model would have very many blocks, which each run sets to zero and
+# audits.
+MEMORY = ("contiguous_vs_paged", "contiguous_vs_paged_h100", "sharing", "block_size")
 LESS = {
-    # Where the memory for K and V is given, the tiny model would have millions of blocks, which each run audits.
-    "experiment=contiguous_vs_paged_h100": ["kv.memory=64MiB"],
+    **{f"experiment={name}": ["kv.memory=8MiB"] for name in MEMORY},
+    "sweep=block_size": ["kv.memory=8MiB"],
     "sweep=routers": ["fleet.replicas=2"],
 }
 

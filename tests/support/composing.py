@@ -16,9 +16,10 @@ from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaul
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.default_element import InputDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, grammar_parser
+from omegaconf import DictConfig, grammar_parser, open_dict
 
 from kvlab.paths import CONF
 
@@ -30,12 +31,25 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
     Plugins.instance()  # which loads the classes of sources anew
     source = SourcesRegistry.instance().resolve("file")
     mode, copy_parts = Hydra.get_mode, DictConfig.__deepcopy__
+    parse, set_any_path = OverridesParser.parse_rule, ConfigLoaderImpl._process_config_searchpath
     merge, read = ConfigLoaderImpl._compose_config_from_defaults_list, source.load_config
     choices = defaults_list._create_interpolation_map
     lists: dict[Any, DefaultsList] = {}
     merged: dict[int, bytes | None] = {}  # of the lists above
     begun: dict[str, bytes] = {}
     files: dict[str, bytes] = {}
+    parsed: dict[tuple[str, str], Any] = {}
+
+    def parse_once(self: OverridesParser, text: str, rule: str) -> Any:
+        if (text, rule) not in parsed:
+            parsed[text, rule] = parse(self, text, rule)
+        return copy(parsed[text, rule])  # who asked for it notes in it where choices are looked up
+
+    def set_path(self: ConfigLoaderImpl, name: str | None, overrides: list[Override], repo: Any) -> None:
+        # It reads run.yaml for a path that none of kvlab's own files has.
+        asked = any(each.get_key_element() == "hydra.searchpath" for each in overrides)
+        if asked or not {source.full_path() for source in repo.get_sources()} <= _OWN:
+            set_any_path(self, name, overrides, repo)
 
     def list_once(repo: Any, config_name: str | None, overrides_list: list[Override], **more: Any) -> DefaultsList:
         sources = {each.full_path() for each in repo.get_sources()}
@@ -99,10 +113,28 @@ def keep_compositions(patch: pytest.MonkeyPatch) -> None:
         whole = self._get_parent() is None
         return pickle.loads(pickle.dumps(self)) if whole else copy_parts(self, memo)
 
+    def copy_for_job(config: DictConfig) -> DictConfig:
+        # Hydra copies all of a configuration to leave out its own settings, which are most of it; then these once
+        # more for a result that nobody reads.
+        content = config._content
+        if not isinstance(content, dict) or content.keys() == {"hydra"}:
+            return config
+        config.__dict__["_content"] = {key: node for key, node in content.items() if key != "hydra"}
+        try:
+            job = copy_quickly(config, {})
+        finally:
+            config.__dict__["_content"] = content
+        with open_dict(job):
+            job.hydra = None
+        return job
+
     def share_sources(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
         # A deep copy takes along all that was ever registered. Only the list of sources changes, which is set anew.
         self.delegate, self.cache = copy(delegate), {}
 
+    patch.setattr(OverridesParser, "parse_rule", parse_once)
+    patch.setattr(ConfigLoaderImpl, "_process_config_searchpath", set_path)
+    patch.setattr("hydra.core.utils.copy", SimpleNamespace(deepcopy=copy_for_job))
     patch.setattr("omegaconf.base.parse", cache(grammar_parser.parse))  # interpolations: no tree is changed
     patch.setattr(defaults_list, "_create_interpolation_map", map_where_asked)
     patch.setattr(Hydra, "get_mode", known_mode)

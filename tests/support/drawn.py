@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvlab.core import RequestRecord, StepRecord
 from kvlab.kv.journal import BlockEvent, BlockEvents
@@ -51,3 +52,11 @@ def png(figure: Any) -> bytes:
     file = BytesIO()
     figure.savefig(file)
     return file.getvalue()
+
+
+def in_few_dots(patch: pytest.MonkeyPatch) -> None:
+    """Let figures be drawn small and without a layout, which is half of the work and changes nothing of what is in
+    them.
+    """
+    patch.setattr("kvlab.lab.figures.style.DPI", 30)
+    patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
