@@ -239,6 +239,7 @@ class BatchBuilder:
                     salt=sequence.request.salt,
                     first_tokens=self._scheduler.longest_chunk(budget),
                     all_fit=self._scheduler.config.reserves_prompt,
+                    most_tokens=admission.most_tokens(sequence),
                     keep_free=admission.keep_free(sequence),
                     resumed=sequence.preemptions > 0,
                     swapped=sequence.swapped,
