@@ -131,11 +131,12 @@ class SlotOpener:
         return max(-(-tokens // group.tables.block_size), self._first_blocks)
 
     def _whole(self, group: GroupBlocks, tokens: int, most_tokens: int | None, found: int) -> int:
-        """Blocks beside those that were found which a slot of so many tokens holds at most."""
-        last, size, steps = most_tokens or tokens, group.tables.block_size, min(self._step_tokens, tokens)
-        # What others hold too does not come free when they give it back.
-        shared = found if most_tokens is None or group.layers.window is None else 0
-        return group.layers.most_blocks(last, size, steps, shared)
+        """Blocks beside those that were `found` which a slot of so many tokens holds at most."""
+        layers, size, steps = group.layers, group.tables.block_size, min(self._step_tokens, tokens)
+        if most_tokens is None:  # as vLLM counts: what a window has left of those that were found is taken off too
+            return max(layers.most_blocks(tokens, size, steps) - found, 0)
+        # Of a window what others hold too does not come free when they give it back.
+        return layers.most_blocks(most_tokens, size, steps, found if layers.window is None else 0)
 
     def _load(self, slot: int, hits: PrefixHits) -> None:
         """Begin to load what a slot found in tiers."""
