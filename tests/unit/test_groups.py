@@ -100,6 +100,16 @@ class TestPoolOfGroups:
         slot = pool.allocate_slot(token_ids=prompt, first_tokens=16, all_fit=False)
         assert held(pool, slot) == [1, 1]
 
+    def test_of_what_was_found_all_is_taken_off_the_room_of_a_window_as_in_vllm(self) -> None:
+        pool, prompt = pool_of((FULL, WINDOW), blocks=24, step_tokens=16), list(range(320))
+        slot = pool.allocate_slot(token_ids=prompt[:160])
+        for _ in range(10):
+            compute(pool, slot, 16)
+        pool.free_slot(slot)
+        with pytest.raises(OutOfBlocksError, match="22 wanted"):  # 12 that are cached, and 10
+            pool.allocate_slot(token_ids=prompt, first_tokens=16, keep_free=3)
+        assert held(pool, pool.allocate_slot(token_ids=prompt, first_tokens=16)) == [11, 3]
+
     def test_a_slot_has_what_those_before_it_give_back(self) -> None:
         pool, slots = pool_of((FULL, WINDOW), blocks=12), list[int]()
         for first, computed in ((0, 48), (100, 47)):
