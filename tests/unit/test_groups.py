@@ -10,6 +10,7 @@ import torch
 
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.groups import LayerGroup, layer_groups, longest_sequence
+from kvlab.kv.lending import lend
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -131,6 +132,16 @@ class TestPoolOfGroups:
             compute(pool, slot, 48)
         assert held(pool, pool.allocate_slot(16)) == [1, 1]
         assert [held(pool, slot) for slot in others] == [[3, 2], [3, 2]]
+
+    def test_what_is_lent_is_not_given_back_for_another(self) -> None:
+        pool = pool_of((LayerGroup((0,), 32),), blocks=8)
+        slot = pool.allocate_slot(token_ids=list(range(112)))
+        compute(pool, slot, 112)
+        lent = lend(pool, pool.blocks(slot).tolist())
+        pool.free_slot(slot)
+        with pytest.raises(OutOfBlocksError):
+            pool.allocate_slot(32)
+        assert held(pool, lent) == [7]
 
     def test_opens_a_slot_for_all_groups_or_for_none(self) -> None:
         pool = pool_of((FULL, WINDOW), blocks=13)
