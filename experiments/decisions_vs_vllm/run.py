@@ -52,6 +52,7 @@ CONVERSATIONS = [
     "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
 ]  # fmt: skip
 CHUNKS = ["scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128"]
+MANY_CHUNKS = ["workload.prompt_len={min: 300, max: 1500}", "scheduler.max_batched_tokens=64"]
 AHEAD, WINDOWS, UNSHARED = "scheduler.ahead=true", "model=gemma3_tiny", "kv.prefix_sharing=false"
 PRIORITIES = ["workload.priorities=4", "scheduler.order=priority"]
 WORKLOADS = {
@@ -75,6 +76,10 @@ WORKLOADS = {
     "windows, little memory": [WINDOWS, *ARRIVALS],
     "windows, shared prefixes": [WINDOWS, *SHARED],
     "windows, conversations": [WINDOWS, *CONVERSATIONS],
+    "windows, prompts of many chunks": [
+        WINDOWS, *ARRIVALS, *MANY_CHUNKS, "workload.rate=0.05", "kv.num_blocks=60",
+    ],
+    "ahead: windows, little memory": [WINDOWS, *ARRIVALS, AHEAD],
 }  # fmt: skip
 FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 

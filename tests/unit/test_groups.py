@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from kvlab.errors import OutOfBlocksError
 from kvlab.kv.groups import LayerGroup, layer_groups, longest_sequence
+from kvlab.kv.lending import lend
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
@@ -14,11 +18,9 @@ from kvlab.kv.storage import KVStorage
 FULL, WINDOW = LayerGroup((0,)), LayerGroup((1,), 32)
 
 
-def pool_of(
-    groups: tuple[LayerGroup, ...], blocks: int = 60, *, size: int = 16, step_tokens: int | None = None
-) -> PagedKVCachePool:
+def pool_of(groups: tuple[LayerGroup, ...], blocks: int = 60, *, size: int = 16, **others: Any) -> PagedKVCachePool:
     storage = KVStorage(KVSpec(len(groups), 1, 2, "float32", groups=groups), blocks, size)
-    return PagedKVCachePool(blocks, size, 500, storage, prefix_sharing=True, groups=groups, step_tokens=step_tokens)
+    return PagedKVCachePool(blocks, size, 500, storage, prefix_sharing=True, groups=groups, **others)
 
 
 def compute(pool: PagedKVCachePool, slot: int, tokens: int) -> None:
@@ -48,7 +50,7 @@ class TestLayerGroups:
 
     @pytest.mark.parametrize("block_size", [1, 4, 16])
     @pytest.mark.parametrize("window", [1, 3, 4, 16, 30, 33])
-    def test_keep_what_the_next_query_sees_and_one_token_more(self, window: int, block_size: int) -> None:
+    def test_keep_what_a_query_sees(self, window: int, block_size: int) -> None:
         group = LayerGroup((0,), window)
         for tokens in range(100):
             first = group.first_block(tokens, block_size) * block_size
@@ -57,9 +59,9 @@ class TestLayerGroups:
 
     def test_longest_sequence_is_the_last_that_fits(self) -> None:
         assert longest_sequence([FULL], 10, 16, step_tokens=1, most=1000) == 160
-        assert longest_sequence([FULL, WINDOW], 10, 16, step_tokens=1, most=1000) == 96  # 6 blocks, and 4
-        assert longest_sequence([WINDOW], 4, 16, step_tokens=1, most=1000) == 1000
-        assert longest_sequence([WINDOW], 3, 16, step_tokens=1, most=1000) == 48
+        assert longest_sequence([FULL, WINDOW], 10, 16, step_tokens=1, most=1000) == 112  # 7 blocks, and 3
+        assert longest_sequence([WINDOW], 3, 16, step_tokens=1, most=1000) == 1000
+        assert longest_sequence([WINDOW], 2, 16, step_tokens=1, most=1000) == 32
 
 
 class TestPoolOfGroups:
@@ -67,7 +69,9 @@ class TestPoolOfGroups:
         """One group of full attention, two with a window of 32 tokens: 7 + 2 + 2 blocks for 112 tokens."""
         pool = pool_of((FULL, WINDOW, LayerGroup((2,), 32)))
         slot = pool.allocate_slot(token_ids=list(range(112)))
-        compute(pool, slot, 112)
+        compute(pool, slot, 111)
+        assert held(pool, slot) == [7, 7, 7]
+        compute(pool, slot, 1)
         assert held(pool, slot) == [7, 2, 2]
         assert pool.stats().blocks_in_use == 11
         assert not pool.audit()
@@ -77,9 +81,67 @@ class TestPoolOfGroups:
         slot = pool.allocate_slot(token_ids=list(range(320)))
         assert held(pool, slot) == [20, 4]
         compute(pool, slot, 64)
-        assert held(pool, slot) == [20, 2]
+        assert held(pool, slot) == [20, 4]
         compute(pool, slot, 60)
-        assert held(pool, slot) == [20, 3]  # tokens 92 to 123
+        assert held(pool, slot) == [20, 6]  # from token 33 on, which the step's first token sees
+        compute(pool, slot, 1)
+        assert held(pool, slot) == [20, 3]
+
+    def test_holds_what_a_step_sees_until_the_next_but_one_is_decided_where_that_is_ahead(self) -> None:
+        pool = pool_of((FULL, WINDOW), ahead=True)
+        slot = pool.allocate_slot(token_ids=list(range(70)))
+        for computed, left in ((64, [5, 5]), (1, [5, 5]), (1, [5, 3])):
+            compute(pool, slot, computed)
+            assert held(pool, slot) == left
+
+    def test_opens_a_slot_where_a_window_has_room_for_all_that_its_steps_hold_at_once(self) -> None:
+        pool, prompt = pool_of((FULL, WINDOW), blocks=13, step_tokens=16), list(range(160))
+        with pytest.raises(OutOfBlocksError, match="14 wanted"):  # 10, and 4 for 31 tokens and 16 more
+            pool.allocate_slot(token_ids=prompt, first_tokens=16)
+        slot = pool.allocate_slot(token_ids=prompt, first_tokens=16, all_fit=False)
+        assert held(pool, slot) == [1, 1]
+
+    def test_of_what_was_found_all_is_taken_off_the_room_of_a_window_as_in_vllm(self) -> None:
+        pool, prompt = pool_of((FULL, WINDOW), blocks=24, step_tokens=16), list(range(320))
+        slot = pool.allocate_slot(token_ids=prompt[:160])
+        for _ in range(10):
+            compute(pool, slot, 16)
+        pool.free_slot(slot)
+        with pytest.raises(OutOfBlocksError, match="22 wanted"):  # 12 that are cached, and 10
+            pool.allocate_slot(token_ids=prompt, first_tokens=16, keep_free=3)
+        assert held(pool, pool.allocate_slot(token_ids=prompt, first_tokens=16)) == [11, 3]
+
+    def test_a_slot_has_what_those_before_it_give_back(self) -> None:
+        pool, slots = pool_of((FULL, WINDOW), blocks=12), list[int]()
+        for first, computed in ((0, 48), (100, 47)):
+            prompt = list(range(first, first + 50))
+            slots.append(pool.allocate_slot(token_ids=prompt, first_tokens=computed, all_fit=False))
+            compute(pool, slots[-1], computed)
+        one, two = slots
+        with pytest.raises(OutOfBlocksError) as refusal:  # wants two, and has given back one
+            pool.reserve([one, two], [1, 1])
+        assert refusal.value.slots == (one,)
+        assert [held(pool, slot) for slot in slots] == [[3, 2], [3, 3]]
+        pool.reserve([two, one], [1, 1])
+        assert [held(pool, slot) for slot in slots] == [[4, 3], [3, 2]]
+
+    def test_a_slot_that_does_not_fit_has_what_all_others_do_not_need(self) -> None:
+        pool = pool_of((FULL, WINDOW), blocks=12)
+        others = [pool.allocate_slot(token_ids=list(range(first, first + 48))) for first in (0, 100)]
+        for slot in others:
+            compute(pool, slot, 48)
+        assert held(pool, pool.allocate_slot(16)) == [1, 1]
+        assert [held(pool, slot) for slot in others] == [[3, 2], [3, 2]]
+
+    def test_what_is_lent_is_not_given_back_for_another(self) -> None:
+        pool = pool_of((LayerGroup((0,), 32),), blocks=8)
+        slot = pool.allocate_slot(token_ids=list(range(112)))
+        compute(pool, slot, 112)
+        lent = lend(pool, pool.blocks(slot).tolist())
+        pool.free_slot(slot)
+        with pytest.raises(OutOfBlocksError):
+            pool.allocate_slot(32)
+        assert held(pool, lent) == [7]
 
     def test_opens_a_slot_for_all_groups_or_for_none(self) -> None:
         pool = pool_of((FULL, WINDOW), blocks=13)
@@ -99,8 +161,9 @@ class TestPoolOfGroups:
     def test_hits_no_longer_prefix_than_every_window_has_the_end_of(self) -> None:
         pool = pool_of((FULL, WINDOW), blocks=24)
         ids = list(range(160))
-        slot = pool.allocate_slot(token_ids=ids)
+        slot = pool.allocate_slot(token_ids=[*ids, 7])
         compute(pool, slot, 160)
+        compute(pool, slot, 1)
         pool.free_slot(slot)
         assert pool.prefix_tokens(ids) == 160
         # The window's first blocks were given back first, and are evicted first: the end is found all the same.
@@ -136,7 +199,8 @@ class TestPoolOfGroups:
         assert pool.get_seq_len(second) == 0
         assert held(pool, second) == [0, 0]
         assert not pool.audit()
-        compute(pool, second, 98)
+        compute(pool, second, 97)
+        compute(pool, second, 1)
         assert held(pool, second) == [7, 3]
 
     def test_nothing_is_given_back_that_a_step_still_has_to_fill(self) -> None:
@@ -148,6 +212,7 @@ class TestPoolOfGroups:
         second = pool.allocate_slot(token_ids=ids)
         assert pool.get_seq_len(second) == 96
         compute(pool, second, 50)
+        compute(pool, second, 4)
         pool.view([first], [100]).rollback()
         assert pool.get_seq_len(second) == 0
         assert not pool.audit()
@@ -170,7 +235,8 @@ class TestPoolOfGroups:
     def test_names_the_blocks_of_every_group_and_none_that_were_given_back(self) -> None:
         pool = pool_of((FULL, WINDOW))
         slot = pool.allocate_slot(token_ids=list(range(100)))
-        compute(pool, slot, 100)
+        compute(pool, slot, 99)
+        compute(pool, slot, 1)
         named = pool.blocks(slot).tolist()
         assert len(named) == len(set(named)) == 7 + 3
         assert set(named) == pool.allocator.allocated_block_ids()

@@ -29,11 +29,14 @@ class Admission:
             reserve = self._scheduler.headroom(self._free_tokens, self._total_tokens)
             kept += -(-reserve // self._pool.block_size)
         if self._reserves_output and self._scheduler.running:  # alone, it fits: that was checked on its arrival
-            known = len(candidate.token_ids)
-            kept += self._pool.growth(max(_most_stored(candidate), known), known) + self._growth_of_samples(
-                candidate
-            )
+            kept += self._growth_of_samples(candidate)
         return kept
+
+    def most_tokens(self, candidate: Sequence) -> int | None:
+        """For how many of its tokens there have to be blocks; None: for those that are known."""
+        if not (self._reserves_output and self._scheduler.running):
+            return None
+        return max(_most_stored(candidate), len(candidate.token_ids))
 
     def admitted(self, sequence: Sequence) -> None:
         """The candidate has its memory."""

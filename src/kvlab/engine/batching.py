@@ -185,7 +185,7 @@ class BatchBuilder:
                 elif self._scheduler.config.on_exhaustion == "fail" or self._is_alone():
                     self._fail_refused(batch, part.sequences, error)
                 else:
-                    self._preempt(batch, now)
+                    self._preempt(batch, now, error.slots[:1] if stage is Stage.DECODE else ())
             else:
                 return
 
@@ -200,11 +200,14 @@ class BatchBuilder:
         for sequence in refused:
             self._fail(sequence, f"{error}; did not fit: {names}")
 
-    def _preempt(self, batch: StepBatch, now: float) -> None:
+    def _preempt(self, batch: StepBatch, now: float, lacking: Collection[int]) -> None:
+        """Preempt a sequence, which may be the one in the slot `lacking` memory to decode."""
         victim = self._scheduler.victim()
         if victim.status is SequenceStatus.FINISHED:
             self._retire_early(batch, victim)
             return
+        if victim.slot in lacking:
+            batch.decoding = self._scheduler.left_by(victim, batch.decoding)
         batch.remove([victim])
         batch.preempted += 1
         self._scheduler.preempt(victim)
@@ -239,6 +242,7 @@ class BatchBuilder:
                     salt=sequence.request.salt,
                     first_tokens=self._scheduler.longest_chunk(budget),
                     all_fit=self._scheduler.config.reserves_prompt,
+                    most_tokens=admission.most_tokens(sequence),
                     keep_free=admission.keep_free(sequence),
                     resumed=sequence.preemptions > 0,
                     swapped=sequence.swapped,

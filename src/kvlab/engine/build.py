@@ -60,7 +60,7 @@ def build_engine(
         offload = Offload([*(offload.tiers if offload is not None else ()), *remote])
     options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
     if size.groups:
-        options |= {"groups": size.groups, "step_tokens": size.step_tokens}
+        options |= {"groups": size.groups, "step_tokens": size.step_tokens, "ahead": size.ahead}
     pool = POOLS.get(config.kv.backend).from_config(
         config.kv, size.num_blocks, config.model.max_seq_len, execution.storage, journal=journal, **options
     )

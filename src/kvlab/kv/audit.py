@@ -74,7 +74,8 @@ def _groups(slot: int, groups: Sequence[GroupBlocks]) -> Iterator[Finding]:
         counts = [int(column[slot]) for column in (own.lengths, own.stored, own.reserved)]
         if counts != known:
             yield Finding("groups", subject, f"computed, stored, reserved {counts}, in the first group {known}")
-        needed = group.layers.first_block(int(own.stored[slot]), own.block_size)
+        next_token = max(int(own.lengths[slot]) + 1, int(own.stored[slot]))  # stored: while it is loaded
+        needed = group.layers.first_block(next_token, own.block_size)
         if own.first[slot] > needed:
             yield Finding("groups", subject, f"block {needed} was given back, and its next token sees it")
 

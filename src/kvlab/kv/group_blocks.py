@@ -26,22 +26,23 @@ class GroupBlocks:
         """The group's block tables."""
         return self.ledger.tables
 
-    def drop_before_window(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """These slots have so many tokens: give back the blocks that no query to come can see."""
+    def has_left(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these slots hold blocks that none of their tokens sees from number `tokens` on."""
         window, tables = self.layers.window, self.tables
         if window is None:
-            return
-        needed = np.maximum(lengths - window, 0) // tables.block_size
-        for row in np.flatnonzero(needed > tables.first[rows]).tolist():
-            slot = int(rows[row])
-            first = self.sharing.droppable_entries(slot, int(needed[row]))
-            if first > tables.first[slot]:
-                self.ledger.drop_first(slot, first)
+            return np.zeros(len(rows), dtype=np.bool_)
+        return np.maximum(tokens - window, 0) // tables.block_size > tables.first[rows]
+
+    def drop_left(self, slot: int, tokens: int) -> None:
+        """Give those of a slot back."""
+        first = self.sharing.droppable_entries(slot, self.layers.first_block(tokens, self.tables.block_size))
+        if first > self.tables.first[slot]:
+            self.ledger.drop_first(slot, first)
 
     def restart(self, slot: int) -> None:
         """The slot has no tokens and no blocks."""
         tables = self.tables
         self.sharing.restart(slot)
         self.ledger.shorten(slot, 0)
-        for column in (tables.lengths, tables.stored, tables.cached, tables.reserved):
+        for column in (tables.lengths, tables.stored, tables.cached, tables.reserved, tables.in_flight):
             column[slot] = 0

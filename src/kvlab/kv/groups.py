@@ -14,28 +14,28 @@ _SIMILAR = 1.25  # kinds whose counts differ by less than this share the larger 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that have block tables in common, and the sliding window of all of them; None: full attention.
-
-    A group keeps one token more than the next query sees, so that the last token can be run again for its logits.
-    """
+    """Layers that have block tables in common, and the sliding window of all of them; None: full attention."""
 
     layers: tuple[int, ...]
     window: int | None = None
 
     def first_block(self, tokens: int, block_size: int) -> int:
-        """The first block that a sequence of so many computed tokens still needs."""
+        """The first block that the last of so many tokens sees."""
         return 0 if self.window is None else max(tokens - self.window, 0) // block_size
 
-    def num_blocks(self, tokens: int, block_size: int) -> int:
-        """Blocks that a sequence of so many computed tokens holds."""
-        return -(-tokens // block_size) - self.first_block(tokens, block_size)
+    def num_blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
+        """Blocks that a sequence of so many tokens holds while the last `in_flight` are computed."""
+        return -(-tokens // block_size) - self.first_block(tokens - in_flight + 1, block_size)
 
     def most_blocks(self, tokens: int, block_size: int, step_tokens: int, shared: int = 0) -> int:
         """Blocks of its own that it may need on its way there, where no step computes more than `step_tokens` of it
         and its first `shared` blocks are others' too.
         """
         whole = -(-tokens // block_size) - shared
-        return whole if self.window is None else min(whole, -(-(self.window + step_tokens) // block_size) + 1)
+        if self.window is None:
+            return whole
+        before = max(self.window - 1, block_size)  # the last full block stays: what follows it is found behind it
+        return min(whole, -(-(before + step_tokens) // block_size) + 1)
 
 
 def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[LayerGroup, ...]:

@@ -13,14 +13,6 @@ class Growth:
         self._groups, self._step_tokens, self._fork_shares = groups, step_tokens, fork_shares
         self._size = groups[0].tables.block_size
 
-    def of_prompt(self, tokens: int, known: int) -> int:
-        """That of a slot that is to be opened for `known` tokens."""
-        growth, steps = 0, min(self._step_tokens, known)
-        for layers in (group.layers for group in self._groups):
-            held = layers.num_blocks(known, self._size) if layers.window is None else 0
-            growth += max(layers.most_blocks(tokens, self._size, steps) - held, 0)
-        return growth
-
     def of_fork(self, tokens: int, known: int) -> int:
         """That of a slot that is to be forked from one with `known` tokens, copies of what it writes included."""
         if self._fork_shares and tokens <= known:
@@ -36,7 +28,8 @@ class Growth:
                 behind = -(-end // self._size) - int(tables.counts[slot])
                 if layers.window is not None:  # what others hold too does not come free when the slot gives it back
                     own = sum(allocator.ref_count(block) == 1 for block in tables.blocks(slot))
-                    most = layers.most_blocks(end, self._size, min(self._step_tokens, max(count, 1)))
+                    computed = max(count, 1) + int(self._groups[0].tables.in_flight[slot])
+                    most = layers.most_blocks(end, self._size, min(self._step_tokens, computed))
                     behind = min(behind, most - own)
                 growth += max(behind, 0)
             if group.copies:

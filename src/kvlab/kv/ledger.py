@@ -93,8 +93,8 @@ class BlockLedger:
             self._release(blocks[::-1], slot)
 
     def drop_first(self, slot: int, first: int) -> None:
-        """Give back the blocks before entry `first`, which the slot does not need any more."""
-        self._release(self.tables.drop_first(slot, first), slot)
+        """Give back the blocks before entry `first`, which the slot does not need any more, last to first."""
+        self._release(self.tables.drop_first(slot, first)[::-1], slot)
 
     def close(self, slot: int) -> None:
         """Free a slot's blocks, last to first, so that a prefix outlives its tail."""

@@ -23,7 +23,7 @@ def lend(pool: BlockPool, blocks: Sequence[int]) -> int:
     for number, group in enumerate(pool.groups):
         slot = group.ledger.open(blocks[number * width : (number + 1) * width])
         group.sharing.open(slot, None, None, (), resumed=True)
-    if len(pool.groups) == 1:
+    if len(pool.groups) == 1 and pool.groups[0].layers.window is None:
         tables = pool.groups[0].tables
         for column in (tables.stored, tables.lengths, tables.cached):
             column[slot] = len(blocks) * pool.block_size

@@ -2,8 +2,7 @@
 
 To be read after `protocol.py`. The parts are `ledger` (who holds which block), `step_preparation` (from `reserve`
 to `advance`), `copy_on_write`, and `sharing` with its index `prefix`; each group of layers has them
-(`group_blocks`). `prefix_lookup` finds what is known of a prompt, for
-`slot_opening`.
+(`group_blocks`). `prefix_lookup` finds what is known of a prompt, for `slot_opening`.
 """
 
 from __future__ import annotations
@@ -64,19 +63,18 @@ class BlockPool(KVCachePool):
         offload: Offload | None = None,
         groups: Sequence[LayerGroup] = (),
         step_tokens: int | None = None,
+        ahead: bool = False,
     ) -> None:
         """`groups` of layers have tables of their own; (): all layers have the same. No step computes more than
-        `step_tokens` of a sequence; None: any number.
+        `step_tokens` of a sequence; None: any number. `ahead`: a step is reserved while the one before runs.
         """
         if num_blocks < 1:
             needed = f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
             text = f"a pool of {num_blocks} blocks holds no sequence; one of {max_seq_len} tokens needs {needed}"
             raise CapacityError(text)
-        self.max_seq_len = max_seq_len
-        self.storage = storage
-        self.step_tokens = max_seq_len if step_tokens is None else step_tokens
-        self.shares_prefixes = prefix_sharing
-        self.index = PrefixIndex(block_size)
+        self.max_seq_len, self.storage = max_seq_len, storage
+        self.step_tokens = (1 + ahead) * (max_seq_len if step_tokens is None else step_tokens)  # that run at once
+        self.shares_prefixes, self.index = prefix_sharing, PrefixIndex(block_size)
         self.offload = offload if offload is not None and prefix_sharing else Offload(())
         on_evict = self.offload.evicted if self.offload.tiers else None
         self.allocator = BlockAllocator(num_blocks, eviction, self.index.prune, journal, on_evict)
@@ -88,10 +86,12 @@ class BlockPool(KVCachePool):
         first = self.groups[0]
         self.tables = first.tables
         self._ledger, self._copies, self._sharing = first.ledger, first.copies, first.sharing
-        self._step = StepPreparation(self.groups, max_seq_len)
+        self._step = StepPreparation(self.groups, max_seq_len, ahead=ahead)
         self._has_windows = any(group.layers.window is not None for group in self.groups)
         self._lookup = self._prefix_lookup()
-        self._opener = SlotOpener(self.groups, self._lookup, self.offload, self.step_tokens, self.first_blocks)
+        self._opener = SlotOpener(
+            self.groups, self._lookup, self.offload, self.step_tokens, self.first_blocks, self._step.give_back
+        )
         self._growth = Growth(self.groups, self.step_tokens, fork_shares=self.fork_shares)
         self._prompt_tokens = self._expired_blocks = 0
 
@@ -119,9 +119,6 @@ class BlockPool(KVCachePool):
             layers, blocks, self.block_size, step_tokens=self.step_tokens, most=self.max_seq_len
         )
 
-    def growth(self, tokens: int, known: int) -> int:
-        return self._growth.of_prompt(tokens, known)
-
     def fork_growth(self, tokens: int, known: int) -> int:
         return self._growth.of_fork(tokens, known)
 
@@ -136,6 +133,7 @@ class BlockPool(KVCachePool):
         salt: Salt = None,
         first_tokens: int | None = None,
         all_fit: bool = True,
+        most_tokens: int | None = None,
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
@@ -150,6 +148,7 @@ class BlockPool(KVCachePool):
             first_tokens,
             keep_free,
             all_fit=all_fit,
+            most_tokens=most_tokens,
             resumed=resumed,
             swapped=swapped,
             reuse=reuse,

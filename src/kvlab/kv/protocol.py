@@ -19,7 +19,9 @@ Numbers = Sequence[int] | NDArray[np.int64]
 
 
 class KVCachePool(ABC):
-    """Memory for the K and V of many sequences. A call that raises has changed nothing."""
+    """Memory for the K and V of many sequences. A call that raises has changed nothing, but that blocks may have
+    been given back which windows have left.
+    """
 
     unit = "block"  # what people call a block, in the singular
     frees_windows = False  # see KVBackend
@@ -43,6 +45,7 @@ class KVCachePool(ABC):
         salt: Salt = None,
         first_tokens: int | None = None,
         all_fit: bool = True,
+        most_tokens: int | None = None,
         keep_free: int = 0,
         resumed: bool = False,
         swapped: int | None = None,
@@ -54,7 +57,8 @@ class KVCachePool(ABC):
         the same prefix under the same `salt` are shared. The pool keeps the list and reads it as the sequence
         grows: append each token before the step that computes it, and change no other. Of those that are not found
         `first_tokens` get blocks now (None: all), the others when a step computes them; unless `all_fit` there need
-        not be blocks for these. `keep_free` blocks have to be left. `resumed`: the sequence had a slot before, so
+        not be blocks for these, and with it for the `most_tokens` that the sequence may have in the end (None:
+        those that are known). `keep_free` blocks have to be left. `resumed`: the sequence had a slot before, so
         that what it finds again is not counted as a hit. `swapped`: the ticket that `swap_out` gave for that slot,
         which ends with it. Without `reuse` all tokens are computed, whatever the pool has of them; others may share
         the blocks then.
@@ -123,10 +127,6 @@ class KVCachePool(ABC):
     @abstractmethod
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
-
-    @abstractmethod
-    def growth(self, tokens: int, known: int) -> int:
-        """Blocks that a slot opened for `known` tokens may need beyond those of these, until so many are stored."""
 
     @abstractmethod
     def fork_growth(self, tokens: int, known: int) -> int:

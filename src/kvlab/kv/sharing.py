@@ -248,9 +248,12 @@ class PrefixSharing(BlockSharing):
     def droppable_entries(self, slot: int, first: int) -> int:
         # Blocks whose content is yet to be published are needed, and the last that was, which the next continues.
         state = self._slots[slot]
-        if self._pending:  # a slot may have to go back to blocks of a step that fails yet
-            return 0
-        return min(first, state.computed - 1) if state.known else first
+        if state.known:
+            first = min(first, state.computed - 1)
+        if self._pending:  # whoever holds a block is found when the step fails that would have filled it
+            entries = range(int(self._tables.first[slot]), first)
+            return next((each for each in entries if self.is_pending(int(self._tables.entries[slot, each]))), first)
+        return first
 
     def retract(self, slots: Sequence[int]) -> list[int]:
         rewound: list[int] = []

@@ -18,6 +18,7 @@ class PoolSize:
     bytes_per_token: int  # of all layers
     groups: tuple[LayerGroup, ...] = ()  # of layers, whose blocks are apart; (): all layers' K and V are in a block
     step_tokens: int = 1  # of a sequence that a step computes, at most
+    ahead: bool = False  # a step is decided while the one before runs
 
     @property
     def token_slots(self) -> int:
@@ -43,12 +44,13 @@ class PoolSize:
         return self.token_slots * self.bytes_per_slot
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that a sequence of so many computed tokens holds, each group's together."""
-        return sum(group.num_blocks(tokens, self.block_size) for group in self._groups)
+        """Blocks that a sequence of so many computed tokens holds as it decodes, each group's together."""
+        return sum(group.num_blocks(tokens, self.block_size, 1 + self.ahead) for group in self._groups)
 
     def most_blocks(self, tokens: int) -> int:
         """Blocks that it may need on its way there."""
-        return sum(group.most_blocks(tokens, self.block_size, self.step_tokens) for group in self._groups)
+        at_once = (1 + self.ahead) * self.step_tokens
+        return sum(group.most_blocks(tokens, self.block_size, at_once) for group in self._groups)
 
     @property
     def _groups(self) -> tuple[LayerGroup, ...]:
@@ -56,12 +58,13 @@ class PoolSize:
 
 
 def size_pool(
-    kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: int, step_tokens: int = 1
+    kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: int, step_tokens: int = 1, ahead: bool = False
 ) -> PoolSize:
     """The whole blocks that the configured bytes hold; the same bytes for either backend.
 
     `num_blocks` are blocks of all layers. With neither `num_blocks` nor `memory`, the bytes that `max_batch_size`
-    contiguous slots of `max_seq_len` tokens take. A step computes at most `step_tokens` of a sequence.
+    contiguous slots of `max_seq_len` tokens take. A step computes at most `step_tokens` of a sequence, and is
+    decided while the one before runs if it is decided `ahead`.
 
     Raises CapacityError, saying what would fit, where not one block fits.
     """
@@ -76,7 +79,9 @@ def size_pool(
     pool = POOLS.get(kv.backend)
     block_size = pool.block_size_for(kv, max_seq_len)
     groups = spec.groups if pool.frees_windows else ()
-    size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups, step_tokens if groups else 1)
+    size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups)
+    if groups:
+        size = replace(size, step_tokens=step_tokens, ahead=ahead)
     if tokens < block_size:
         advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"
         if kv.num_blocks is not None:

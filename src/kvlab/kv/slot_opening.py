@@ -1,6 +1,7 @@
 """Opens slots: with what the look-up finds of their tokens, and new blocks for the rest."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from kvlab.core import Salt
 from kvlab.errors import SlotError
@@ -20,6 +21,15 @@ def check_opening(tokens: int, max_seq_len: int, keep_free: int, salt: Salt) -> 
         raise SlotError(f"salt={salt!r}: must be text or a whole number")
 
 
+class _Demand(NamedTuple):
+    """What a slot takes."""
+
+    hits: PrefixHits
+    groups: list[tuple[GroupBlocks, list[Any], list[Any], int]]  # each's hits, their blocks, and how many behind
+    first: int  # blocks to take now
+    wanted: int  # free blocks that there have to be
+
+
 class SlotOpener:
     """Gives a slot the blocks that it shares, those that are loaded for it, and new ones."""
 
@@ -30,10 +40,13 @@ class SlotOpener:
         offload: Offload,
         step_tokens: int,
         first_blocks: int,
+        give_back: Callable[[], bool],
     ) -> None:
-        """No step computes more than `step_tokens` of a slot, which has at least `first_blocks`."""
+        """No step computes more than `step_tokens` of a slot, which has at least `first_blocks`. `give_back` gives
+        back what has left windows; whether there was any.
+        """
         self._groups, self._lookup, self._offload = groups, lookup, offload
-        self._step_tokens, self._first_blocks = step_tokens, first_blocks
+        self._step_tokens, self._first_blocks, self._give_back = step_tokens, first_blocks, give_back
 
     def open(
         self,
@@ -44,6 +57,7 @@ class SlotOpener:
         keep_free: int,
         *,
         all_fit: bool,
+        most_tokens: int | None,
         resumed: bool,
         swapped: int | None,
         reuse: bool,
@@ -51,22 +65,13 @@ class SlotOpener:
         """See `KVCachePool.allocate_slot`; so many tokens fit into a slot."""
         offload, ledger = self._offload, self._groups[0].ledger
         allocator, size = ledger.allocator, ledger.tables.block_size
-        swap = None if swapped is None else offload.swaps.by_ticket[swapped]
-        hits = self._lookup.find((token_ids if reuse else None) or (), salt, swap)
-        # The last token of a prompt is run in any case: its logits pick the next one.
-        to_come, computed = (min(count * size, max(tokens - 1, 0)) for count in (hits.count, hits.ready))
-        first = tokens if first_tokens is None else min(tokens, to_come + first_tokens)
-        plans, demand, later, reused = [], 0, 0, 0
-        for group, entries in zip(self._groups, hits.entries, strict=True):
-            blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
-            behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
-            later += max(self._num_entries(group, tokens, to_come) - hits.count, 0) - behind
-            plans.append((group, entries, blocks, behind))
-            demand += behind + blocks.count(None)
-            # A hit that nobody references takes a block out of the free queue too.
-            reused += allocator.num_unreferenced(blocks)
-        ledger.check_room(demand + reused + (later if all_fit else 0), keep_free)
-        allocator.eviction.set_demand(salt, demand)
+        asked = tokens, (token_ids if reuse else None) or (), salt, first_tokens, all_fit, most_tokens, swapped
+        demand = self._demand(*asked)
+        if demand.wanted > allocator.num_free() - keep_free and self._give_back():
+            demand = self._demand(*asked)
+        ledger.check_room(demand.wanted, keep_free)
+        hits, plans = demand.hits, demand.groups
+        allocator.eviction.set_demand(salt, demand.first)
         offload.hold(hits.keys, hits.without)
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
@@ -79,7 +84,8 @@ class SlotOpener:
                 group.ledger.append(slot, behind)
             allocator.touch(in_pool)
             tables.stored[slot] = hits.stored * size
-            tables.lengths[slot] = tables.cached[slot] = computed
+            # The last token of a prompt is run in any case: its logits pick the next one.
+            tables.lengths[slot] = tables.cached[slot] = min(hits.ready * size, max(tokens - 1, 0))
             group.sharing.open(slot, token_ids, salt, in_pool if hits.ready else (), resumed=resumed)
         allocator.eviction.set_demand(salt, 0)
         if hits.keys:
@@ -89,13 +95,48 @@ class SlotOpener:
             offload.swaps.end(swapped)
         return slot
 
+    def _demand(
+        self,
+        tokens: int,
+        known: Sequence[int],
+        salt: Salt,
+        first_tokens: int | None,
+        all_fit: bool,
+        most_tokens: int | None,
+        swapped: int | None,
+    ) -> _Demand:
+        """What a slot takes for so many tokens, of which those that are `known` may be found."""
+        offload, ledger = self._offload, self._groups[0].ledger
+        swap = None if swapped is None else offload.swaps.by_ticket[swapped]
+        hits = self._lookup.find(known, salt, swap)
+        to_come = min(hits.count * ledger.tables.block_size, max(tokens - 1, 0))
+        first = tokens if first_tokens is None else min(tokens, to_come + first_tokens)
+        plans, demand, whole, reused = [], 0, 0, 0
+        for group, entries in zip(self._groups, hits.entries, strict=True):
+            blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
+            behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
+            plans.append((group, entries, blocks, behind))
+            demand += behind + blocks.count(None)
+            whole += self._whole(group, tokens, most_tokens, hits.count) + blocks.count(None)
+            # A hit that nobody references takes a block out of the free queue too.
+            reused += ledger.allocator.num_unreferenced(blocks)
+        return _Demand(hits, plans, demand, (max(demand, whole) if all_fit else demand) + reused)
+
     def _num_entries(self, group: GroupBlocks, tokens: int, computed: int) -> int:
-        """Entries of a slot that is opened for so many tokens: where there is a window, those that the next step
+        """Entries of a slot that is opened with so many tokens: where there is a window, those that the next step
         may compute, as others are given back meanwhile.
         """
         if group.layers.window is not None:
             tokens = min(tokens, computed + self._step_tokens)
         return max(-(-tokens // group.tables.block_size), self._first_blocks)
+
+    def _whole(self, group: GroupBlocks, tokens: int, most_tokens: int | None, found: int) -> int:
+        """Blocks beside those that were `found` which a slot of so many tokens holds at most."""
+        layers, size, steps = group.layers, group.tables.block_size, min(self._step_tokens, tokens)
+        if most_tokens is None:  # as vLLM counts: what a window has left of those that were found is taken off too
+            return max(layers.most_blocks(tokens, size, steps) - found, 0)
+        # Of a window what others hold too does not come free when they give it back.
+        return layers.most_blocks(most_tokens, size, steps, found if layers.window is None else 0)
 
     def _load(self, slot: int, hits: PrefixHits) -> None:
         """Begin to load what a slot found in tiers."""

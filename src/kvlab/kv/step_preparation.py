@@ -23,12 +23,15 @@ class _Proposed(NamedTuple):
 class StepPreparation:
     """From `reserve` to `advance` or `rollback`; `tables.reserved` says which slots are in between.
 
-    Everything that may be refused is checked before anything changes.
+    Everything that may be refused is checked before anything changes, but that what has left windows is given back.
     """
 
-    def __init__(self, groups: Sequence[GroupBlocks], max_seq_len: int) -> None:
-        self._groups = groups
+    def __init__(self, groups: Sequence[GroupBlocks], max_seq_len: int, *, ahead: bool = False) -> None:
+        """`ahead`: a step may still run, and need what it sees, while the next is reserved."""
+        self._groups, self._ahead = groups, ahead
         self._tables = groups[0].tables  # whose lengths are those of all
+        self._allocator = groups[0].ledger.allocator
+        self._windows = [group for group in groups if group.layers.window is not None]
         self._max_seq_len = max_seq_len
         self._proposed: dict[int, _Proposed] = {}  # of slots that are in the step
 
@@ -75,10 +78,10 @@ class StepPreparation:
             own.stored[rows] = np.maximum(own.stored[rows], after)
             own.reserved[rows] = 0
             group.sharing.confirm(rows, before, after)
+        if self._ahead:
+            tables.in_flight[rows] = kept
         if proposed is not None:
             self._forget(rows, after, proposed)
-        for group in self._groups:
-            group.drop_before_window(rows, after)
 
     def rollback(self, rows: Rows) -> None:
         """The step failed: slots that are still in it are as they were before it."""
@@ -127,7 +130,7 @@ class StepPreparation:
             wanted = np.maximum(-(-after // size) - group.tables.counts[rows], 0)
             copies = group.copies.find(rows.tolist(), after.tolist()) if group.copies else []
             plans.append((group, wanted, copies))
-        self._check_demand(rows, plans)
+        self._make_room(rows, plans)
         for group, wanted, copies in plans:
             for slot, entry in copies:
                 group.copies.copy(slot, entry)
@@ -229,15 +232,43 @@ class StepPreparation:
                 raise SlotError(f"slot {slot}: {count} new tokens; must be a whole number, at least 1")
             seen.add(slot)
 
-    def _check_demand(self, rows: Rows, plans: Iterable[tuple[GroupBlocks, Rows, list[tuple[int, int]]]]) -> None:
-        """Raise OutOfBlocksError, naming the slots behind the last that fits, unless all of the step fits: the
-        blocks that each group wants, and those that it copies.
+    def give_back(self) -> bool:
+        """Give back what all slots hold that not even their last tokens would see again. Whether there was any."""
+        if not self._windows:
+            return False
+        rows, held = np.flatnonzero(self._tables.is_live), self._allocator.num_references
+        self._drop_left(rows, self._settled(rows))
+        return self._allocator.num_references < held
+
+    def _settled(self, rows: Rows) -> Rows:
+        """Tokens that steps have computed which do not run any more."""
+        return self._tables.lengths[rows] - self._tables.in_flight[rows]
+
+    def _drop_left(self, rows: Rows, tokens: Rows, wanted: Rows | None = None) -> None:
+        """Slot by slot, give back what none of its tokens sees from number `tokens` on; up to the slot before which
+        more blocks are `wanted` than are free.
         """
-        ledger, demand = self._groups[0].ledger, np.zeros(len(rows), dtype=np.int64)
+        left = np.zeros(len(rows), dtype=np.bool_)
+        for group in self._windows:
+            left |= group.has_left(rows, tokens)
+        for row in np.flatnonzero(left).tolist():
+            if wanted is not None and row and wanted[row - 1] > self._allocator.num_free():
+                return
+            for group in self._windows:
+                group.drop_left(int(rows[row]), int(tokens[row]))
+
+    def _make_room(self, rows: Rows, plans: Iterable[tuple[GroupBlocks, Rows, list[tuple[int, int]]]]) -> None:
+        """Give back what has left the windows of the step's tokens, and raise OutOfBlocksError, naming the slots
+        behind the last that fits, unless all of the step fits: the blocks that each group wants, and those that it
+        copies. As in vLLM a slot has what those before it give back.
+        """
+        demand = np.zeros(len(rows), dtype=np.int64)
         for _, wanted, copies in plans:
             demand += wanted
             for slot, _ in copies:
                 demand[rows == slot] += 1
-        if demand.sum() > (free := ledger.allocator.num_free()):
+        if self._windows:
+            self._drop_left(rows, self._settled(rows) + 1, np.cumsum(demand))
+        if demand.sum() > (free := self._allocator.num_free()):
             refused = rows[(np.cumsum(demand) > free) & (demand > 0)].tolist()
-            ledger.check_room(int(demand.sum()), slots=refused)
+            self._groups[0].ledger.check_room(int(demand.sum()), slots=refused)

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
 
+_NUMBERS = ("first", "counts", "lengths", "stored", "cached", "reserved", "in_flight")
+_COLUMNS = ("entries", "is_live", *_NUMBERS)
+
 
 class BlockTables:
     """The tables of all slots in one array that is updated in place, so that a step reads it without building
@@ -21,6 +24,7 @@ class BlockTables:
         stored  [slots] int64           tokens whose K and V are in the blocks; at least `lengths`
         cached  [slots] int64           tokens that were served from the cache when the slot was opened
         reserved [slots] int64          new tokens of the step in preparation; 0: the slot is in none
+        in_flight [slots] int64         computed tokens of a step that may run while the next is prepared
         is_live [slots] bool            which slots are in use
 
     Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`. `stored` is more than `lengths`
@@ -37,6 +41,7 @@ class BlockTables:
         self.stored: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.cached: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.reserved: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
+        self.in_flight: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.is_live: NDArray[np.bool_] = np.zeros(8, dtype=np.bool_)
         self._unused = list(range(7, -1, -1))
 
@@ -60,7 +65,7 @@ class BlockTables:
         """Open a slot whose table has `blocks` from entry `first` on; returns its number."""
         if not self._unused:
             old = len(self.counts)  # all columns become twice as long
-            for name in ("entries", "first", "counts", "lengths", "stored", "cached", "reserved", "is_live"):
+            for name in _COLUMNS:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
             self._unused = list(range(2 * old - 1, old - 1, -1))
@@ -86,8 +91,8 @@ class BlockTables:
         """Close a slot; returns the blocks it held, in logical order."""
         blocks = self.blocks(slot)
         self.is_live[slot] = False
-        for column in (self.first, self.counts, self.lengths, self.stored, self.cached, self.reserved):
-            column[slot] = 0
+        for name in _NUMBERS:
+            getattr(self, name)[slot] = 0
         self._unused.append(slot)
         return blocks
 

@@ -152,6 +152,7 @@ def plan_capacity(
         max_batch_size=settings.max_batch_size,
         max_seq_len=settings.max_seq_len,
         step_tokens=config.scheduler.step_tokens,
+        ahead=config.scheduler.ahead,
     )
     pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
     for name in pools:

@@ -57,6 +57,7 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
         max_batch_size=scheduler.max_batch_size,
         max_seq_len=config.model.max_seq_len,
         step_tokens=scheduler.step_tokens,
+        ahead=scheduler.ahead,
     )
 
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
-from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS
+from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS, lowest_priority
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.step_plan import Chunk, DecodeBatch
@@ -245,6 +245,16 @@ class Scheduler:
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""
         return self._victim(self.running)
+
+    def left_by(self, victim: Sequence, decoding: DecodeBatch) -> DecodeBatch:
+        """Those that decode in a step in which the victim is the one that there was no memory for. By priority, as
+        in vLLM, nothing is computed then of the sequences that were admitted after it.
+        """
+        if self._victim is not lowest_priority:
+            return decoding
+        self._continuing = [each for each in self._continuing if each.admission < victim.admission]
+        self._is_stale = True
+        return DecodeBatch(each for each in decoding.sequences if each.admission < victim.admission)
 
     def preempt(self, sequence: Sequence) -> None:
         """Move a running sequence, which still has its slot, to the front of the queue; all its tokens will be

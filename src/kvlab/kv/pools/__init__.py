@@ -19,7 +19,7 @@ class KVBackend(Protocol):
 
     unit: str  # what people call a block, in the singular
     #: Whether layers with a sliding window give back what has left it, so that `from_config` takes `groups` of
-    #: layers, and `step_tokens`, the most of a sequence in a step.
+    #: layers, `step_tokens`, the most of a sequence in a step, and `ahead`: a step is reserved while another runs.
     frees_windows: bool
 
     def is_paged(self) -> bool:

@@ -53,6 +53,7 @@ class PagedKVCachePool(BlockPool):
         offload: Offload | None = None,
         groups: Sequence[LayerGroup] = (),
         step_tokens: int | None = None,
+        ahead: bool = False,
     ) -> Self:
         """See KVBackend."""
         return cls(
@@ -66,6 +67,7 @@ class PagedKVCachePool(BlockPool):
             offload=offload,
             groups=groups,
             step_tokens=step_tokens,
+            ahead=ahead,
         )
 
 
