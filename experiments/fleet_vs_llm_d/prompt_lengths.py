@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("tokenizer")
     parser.add_argument("--groups", type=int, default=150)
     options = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=False)
     random = np.random.default_rng(0)
     found: dict[str, list[int]] = {"prompt": [], "shared by a group": [], "characters of a prompt": []}
     for _ in range(options.groups):
