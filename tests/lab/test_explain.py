@@ -33,6 +33,12 @@ from tests.support.plans import composed
 SIMULATED = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
 
 
+@pytest.fixture(autouse=True)
+def _tables_of_contents_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every run, and at any of its calls."""
+    monkeypatch.setattr("kvlab.lab.run.content_numbers._PLACES", 2)
+
+
 def plan_of(*overrides: str) -> RunPlan:
     return plan_run(composed(*SIMULATED, *overrides))
 

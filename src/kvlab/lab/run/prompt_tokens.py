@@ -142,7 +142,8 @@ class PromptObserver:
         elif isinstance(event, Stored):
             self._set(event.keys, _CACHED)
             parents = event.keys[:-1] if event.parent is None else [event.parent, *event.keys[:-1]]
-            self._seen.numbers[self._seen.places(parents)] |= _IS_PARENT
+            places = self._seen.places(parents)  # first: it may move the numbers
+            self._seen.numbers[places] |= _IS_PARENT
 
     def _set(self, keys: list[Key], state: int) -> None:
         places = self._seen.places(keys)
