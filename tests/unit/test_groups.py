@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,16 @@ class TestPoolOfGroups:
             pool.allocate_slot(token_ids=prompt, first_tokens=16)
         slot = pool.allocate_slot(token_ids=prompt, first_tokens=16, all_fit=False)
         assert held(pool, slot) == [1, 1]
+
+    @pytest.mark.parametrize(
+        ("blocks", "keep_free", "refused"), [(18, 5, None), (18, 8, "11 wanted"), (16, 0, "17 wanted")]
+    )
+    def test_that_a_window_gives_back_may_come_out_of_what_is_kept_free(
+        self, blocks: int, keep_free: int, refused: str | None
+    ) -> None:
+        pool, prompt = pool_of((FULL, WINDOW), blocks=blocks, step_tokens=64), list(range(160))
+        with pytest.raises(OutOfBlocksError, match=refused) if refused else nullcontext():
+            pool.allocate_slot(token_ids=prompt, first_tokens=16, keep_free=keep_free)
 
     def test_of_what_was_found_all_is_taken_off_the_room_of_a_window_as_in_vllm(self) -> None:
         pool, prompt = pool_of((FULL, WINDOW), blocks=24, step_tokens=16), list(range(320))

@@ -58,10 +58,11 @@ class KVCachePool(ABC):
         grows: append each token before the step that computes it, and change no other. Of those that are not found
         `first_tokens` get blocks now (None: all), the others when a step computes them; unless `all_fit` there need
         not be blocks for these, and with it for the `most_tokens` that the sequence may have in the end (None:
-        those that are known). `keep_free` blocks have to be left. `resumed`: the sequence had a slot before, so
-        that what it finds again is not counted as a hit. `swapped`: the ticket that `swap_out` gave for that slot,
-        which ends with it. Without `reuse` all tokens are computed, whatever the pool has of them; others may share
-        the blocks then.
+        those that are known). `keep_free` blocks have to be left, of which as many may be taken for a while as
+        windows give back before the tokens are computed. `resumed`: the sequence had a slot before, so that what it
+        finds again is not counted as a hit. `swapped`: the ticket that `swap_out` gave for that slot, which ends
+        with it. Without `reuse` all tokens are computed, whatever the pool has of them; others may share the blocks
+        then.
 
         Raises OutOfBlocksError if they do not fit now, SlotError if they never will.
         """

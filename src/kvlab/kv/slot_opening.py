@@ -27,7 +27,8 @@ class _Demand(NamedTuple):
     hits: PrefixHits
     groups: list[tuple[GroupBlocks, list[Any], list[Any], int]]  # each's hits, their blocks, and how many behind
     first: int  # blocks to take now
-    wanted: int  # free blocks that there have to be
+    wanted: int  # free blocks that there have to be,
+    lasting: int  # and beside those that are kept free: without what windows give back while a prompt is computed
 
 
 class SlotOpener:
@@ -67,9 +68,10 @@ class SlotOpener:
         allocator, size = ledger.allocator, ledger.tables.block_size
         asked = tokens, (token_ids if reuse else None) or (), salt, first_tokens, all_fit, most_tokens, swapped
         demand = self._demand(*asked)
-        if demand.wanted > allocator.num_free() - keep_free and self._give_back():
+        if max(demand.wanted, demand.lasting + keep_free) > allocator.num_free() and self._give_back():
             demand = self._demand(*asked)
-        ledger.check_room(demand.wanted, keep_free)
+        ledger.check_room(demand.lasting, keep_free)
+        ledger.check_room(demand.wanted)
         hits, plans = demand.hits, demand.groups
         allocator.eviction.set_demand(salt, demand.first)
         offload.hold(hits.keys, hits.without)
@@ -111,16 +113,20 @@ class SlotOpener:
         hits = self._lookup.find(known, salt, swap)
         to_come = min(hits.count * ledger.tables.block_size, max(tokens - 1, 0))
         first = tokens if first_tokens is None else min(tokens, to_come + first_tokens)
-        plans, demand, whole, reused = [], 0, 0, 0
+        plans, demand, whole, lasting, reused = [], 0, 0, 0, 0
         for group, entries in zip(self._groups, hits.entries, strict=True):
             blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
             behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
             plans.append((group, entries, blocks, behind))
             demand += behind + blocks.count(None)
-            whole += self._whole(group, tokens, most_tokens, hits.count) + blocks.count(None)
+            most = self._whole(group, tokens, most_tokens, hits.count)
+            whole += most + blocks.count(None)
+            is_lasting = group.layers.window is None or most_tokens is not None
+            lasting += (most if is_lasting else min(most, behind)) + blocks.count(None)
             # A hit that nobody references takes a block out of the free queue too.
             reused += ledger.allocator.num_unreferenced(blocks)
-        return _Demand(hits, plans, demand, (max(demand, whole) if all_fit else demand) + reused)
+        wanted, kept = (max(demand, whole), max(demand, lasting)) if all_fit else (demand, demand)
+        return _Demand(hits, plans, demand, wanted + reused, kept + reused)
 
     def _num_entries(self, group: GroupBlocks, tokens: int, computed: int) -> int:
         """Entries of a slot that is opened with so many tokens: where there is a window, those that the next step
