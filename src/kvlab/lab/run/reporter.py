@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
 from kvlab.config.fleet import LinkConfig
-from kvlab.config.server_defaults import server_defaults
+from kvlab.config.server_defaults import ServerDefaults, server_defaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
 from kvlab.kv.groups import layers_per_block
@@ -207,9 +207,8 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
     tokens, sequences = scheduler.max_batched_tokens, scheduler.max_batch_size
     text = f"{config.framework.name} with steps of up to {tokens:,} tokens and {sequences:,} sequences"
-    groups = config.executor.attention_data_parallel
-    usual = hardware and server_defaults(config.framework.name, hardware.name, hardware.memory, groups=groups)
-    if groups > 1:
+    usual = _usual(config)
+    if (groups := config.executor.attention_data_parallel) > 1:
         text += f" of all {groups} groups of devices together"
     if usual:
         is_usual = tokens == usual.max_batched_tokens and sequences == min(usual.max_batch_size, tokens)
@@ -222,11 +221,18 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
+def _usual(config: RunConfig) -> ServerDefaults | None:
+    """What the server that is simulated has unless it is told otherwise."""
+    hardware, groups = config.hardware, config.executor.attention_data_parallel
+    if hardware is None:
+        return None
+    return server_defaults(config.framework.name, hardware.name, hardware.memory, groups=groups)
+
+
 def _limits_of_all(config: RunConfig) -> Iterator[str]:
     """Limits of a step that were given for groups of devices, whose framework takes them for each group."""
-    groups, hardware, name = config.executor.attention_data_parallel, config.hardware, config.framework.name
-    usual = hardware and server_defaults(name, hardware.name, hardware.memory, groups=groups)
-    if not usual or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
+    groups, name, usual = config.executor.attention_data_parallel, config.framework.name, _usual(config)
+    if usual is None or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
         return  # SGLang's own options are of all groups, too
     tokens, sequences = config.scheduler.max_batched_tokens, config.scheduler.max_batch_size
     for key, value, unset in (
