@@ -6,9 +6,12 @@ from itertools import chain
 
 import pytest
 
+from experiments.fleet_vs_llm_d.run import FRAMEWORKS, SETTINGS
 from experiments.planner_vs_vllm.run import Case, cases
+from experiments.runs import configure
 from kvlab.config import FrameworkConfig
 from kvlab.errors import ConfigError
+from kvlab.lab.capacity import plan_capacity
 from kvlab.planning.startup import Startup, graph_bytes, startup
 from kvlab.simulation.accuracy import PLANNED
 
@@ -35,13 +38,31 @@ def _bound(case: Case) -> float:
         ("0.15.1", Startup(38)),
         ("0.16.0", Startup(38, compiles=True)),
         ("0.19", Startup(14, 128, compiles=True)),
-        ("0.21.0", Startup(14, 128, compiles=True, graphs=True)),
+        ("0.21.0", Startup(14, compiles=True, graphs=True)),
         ("0.28.0", Startup(6, compiles=True)),
         (None, Startup(6, compiles=True, graphs=True)),
     ],
 )
 def test_a_version_counts_what_its_source_says(version: str | None, expected: Startup) -> None:
     assert startup(FrameworkConfig(version=version)) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "flashinfer", "expected"),
+    [
+        ("0.10.0", True, Startup(14)),  # as in vLLM's Docker images
+        ("0.19", True, Startup(14, compiles=True)),
+        ("0.21.0", False, Startup(14, 128, compiles=True, graphs=True)),
+        ("0.28.0", True, Startup(6, compiles=True)),  # which samples without top-k at its start
+    ],
+)
+def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, expected: Startup) -> None:
+    assert startup(FrameworkConfig(version=version, flashinfer_sampler=flashinfer)) == expected
+
+
+def test_the_pool_that_llm_d_reports_of_its_eight_replicas() -> None:
+    plan = plan_capacity(configure([*SETTINGS, *FRAMEWORKS["vllm_synchronous"]]), device="cuda")
+    assert plan.paged.num_blocks * 64 == pytest.approx(307_328, rel=0.015)
 
 
 def test_other_frameworks_and_synchronous_vllm_count_as_before() -> None:

@@ -1,11 +1,13 @@
 """What a version of vLLM counts at its start beside the weights, and takes from the cache.
 
 It runs its largest step once and samples a full batch before it sizes the cache (its worker's
-`determine_available_memory`). Read in the sources of 0.16, 0.17, 0.19, 0.24, 0.28 and 0.32:
+`determine_available_memory`). Read in the sources of 0.9 to 0.12, 0.16, 0.17, 0.19 to 0.24, 0.28 and 0.32:
 
     sampling    until 0.16 all logits are sorted: 38 bytes for each. From 0.17 a kernel finds top-k and top-p:
                 logits, the same in float32, probabilities and random numbers are 14 bytes, and its programs keep
-                rows of their own. Model runner V2 (dense models from 0.28) samples without them: 6 bytes
+                rows of their own. FlashInfer's sampler takes 14, too (logits, float32, what top-k leaves of them,
+                probabilities) and no rows: the default from 0.21, and where it is installed until 0.11.0, as in
+                vLLM's Docker images. Model runner V2 (dense models from 0.28) samples without top-k: 6 bytes
     compiling   from 0.16 Inductor times combined kernels on example inputs, the embedding's table among them. A
                 start that finds its kernels compiled (a warm cache) does not, and gives those bytes to the cache
     graphs      from 0.21 an estimate of the CUDA graphs is kept free: one segment of PyTorch's allocator for each
@@ -39,10 +41,17 @@ def startup(framework: FrameworkConfig) -> Startup:
     if framework.tables != "vllm" or not framework.name.startswith("vllm"):
         return OTHERS
     version = version_key(vllm_version(framework.name, framework.version))
-    if version < (0, 17):
-        return Startup(compiles=version >= (0, 16))
     if version < (0, 28):
-        return Startup(14, 128, compiles=True, graphs=version >= (0, 21))
+        flashinfer = framework.flashinfer_sampler
+        if flashinfer is None:
+            flashinfer = version >= (0, 21)
+        sorts = version < (0, 17)
+        return Startup(
+            logit_bytes=38 if sorts and not flashinfer else 14,
+            scratch_rows=0 if sorts or flashinfer else 128,
+            compiles=version >= (0, 16),
+            graphs=version >= (0, 21),
+        )
     return Startup(6, compiles=True, graphs=version >= (0, 29))
 
 
