@@ -8,7 +8,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -300,6 +301,28 @@ def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_k
     log = serve(fleet, traffic(3, groups=1))
     assert log.completed == 3
     assert [max(routed.choice.scores) for routed in fleet.routed] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("cached", "scores"),
+    [
+        ((0, 0, 0), (0, 0, 0)),
+        ((96, 0, 0), (1, 0, 0)),  # the most, however little
+        ((96, 96, 0), (1, 1, 0)),
+        ((112, 96, 0), (1, 0, 0)),  # the least of those that have any scores as one that has none
+        ((112, 96, 104), (1, 0, 0.5)),
+    ],
+)
+def test_llm_d_scores_what_is_cached_between_the_least_and_the_most(
+    cached: tuple[int, ...], scores: tuple[float, ...]
+) -> None:
+    router = ROUTERS.get("precise")(FleetConfig(weights=WeightsConfig(kv=0, queue=0, prefix=1)))
+    replicas = [
+        SimpleNamespace(index=index, cached_tokens=lambda _, has=has: has, waiting=0, kv_usage=0.0)
+        for index, has in enumerate(cached)
+    ]
+    choice = router.choose(cast("RoutedRequest", None), cast("list[ReplicaView]", replicas), 0.0)
+    assert choice.scores == scores
 
 
 def test_a_sample_that_had_ended_when_its_request_was_lost_ends_once() -> None:

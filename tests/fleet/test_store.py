@@ -64,7 +64,7 @@ def test_a_store_that_is_full_keeps_what_was_used_last() -> None:
 def test_a_router_counts_what_the_store_has_at_its_weight() -> None:
     scores = {}
     for weight in (0.0, 0.5):
-        settings = FleetConfig(replicas=2, router="precise", prefixes="exact", store="100", store_weight=weight)
+        settings = FleetConfig(replicas=2, router="estimated", prefixes="exact", store="100", store_weight=weight)
         fleet = fleet_of(replace(settings, weights=WeightsConfig(kv=0, queue=0, prefix=1)), is_open=True)
         serve(fleet, [asked("r0", 0.0), asked("r1", 0.5)])
         first, second = (routed.choice.scores for routed in fleet.routed)

@@ -8,8 +8,8 @@ from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 
 
 class Weighted(Router):
-    """The highest sum of scores from 0 to 1: the share of the prompt that is cached, of what is compared of it;
-    free memory; and a short queue (1 for the shortest of all, 0 for the longest). Of equals any.
+    """The highest sum of scores from 0 to 1: what is cached of the prompt; free memory; and a short queue (1 for
+    the shortest of all, 0 for the longest). Of equals any.
     """
 
     load = "polled"
@@ -22,14 +22,17 @@ class Weighted(Router):
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
         prefix, kv, queue = (self.weights.get(name, 0.0) for name in ("prefix", "kv", "queue"))
         queues = [view.waiting for view in replicas]
-        block_size, _, most_blocks = self.memory
-        compared = max(min(request.prompt_tokens, block_size * most_blocks), 1)
         longest, shortest = max(queues), min(queues)
+        cached = self.prefix_scores(request, replicas) if prefix else [0.0] * len(replicas)
         scores = []
-        for view, waiting in zip(replicas, queues, strict=True):
+        for view, waiting, share in zip(replicas, queues, cached, strict=True):
             score = kv * (1 - view.kv_usage)
             score += queue * ((longest - waiting) / (longest - shortest) if longest > shortest else 1.0)
-            if prefix:
-                score += prefix * min(view.cached_tokens(request) / compared, 1.0)
-            scores.append(score)
+            scores.append(score + prefix * share)
         return self.highest(replicas, scores)
+
+    def prefix_scores(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[float]:
+        """The share of the prompt that is cached, of what is compared of it."""
+        block_size, _, most_blocks = self.memory
+        compared = max(min(request.prompt_tokens, block_size * most_blocks), 1)
+        return [min(view.cached_tokens(request) / compared, 1.0) for view in replicas]

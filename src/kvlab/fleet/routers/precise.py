@@ -1,8 +1,9 @@
 """precise: llm-d's scores, with prefixes by KV events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from kvlab.fleet.base import ReplicaView, RoutedRequest
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.weighted import Weighted
 
@@ -13,3 +14,13 @@ class Precise(Weighted):
 
     prefixes = "events"
     usual: ClassVar[Mapping[str, float]] = {"prefix": 3.0, "kv": 2.0, "queue": 2.0}
+
+    def prefix_scores(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[float]:
+        """As llm-d's scorer: of the replicas that have any of the prompt, 1 for the most, 0 for the least, and 1
+        for all if they have the same; 0 for the others (llm-d-inference-scheduler, pkg/plugins/scorer/utils.go).
+        """
+        cached = [view.cached_tokens(request) for view in replicas]
+        most, least = max(cached), min(filter(None, cached), default=0)
+        if most == least:
+            return [1.0 if tokens else 0.0 for tokens in cached]
+        return [max(tokens - least, 0) / (most - least) for tokens in cached]
