@@ -1,9 +1,9 @@
 """What was predicted beside what llm-d measured: tables, verdicts and a picture.
 
-    python -m experiments.fleet_vs_llm_d.compare llm_d_73_capacity.csv [--open 800] [--blocks 4802]
+    python -m experiments.fleet_vs_llm_d.compare MEASURED [--report 37] [--open 800]
 
-The file has a row for each stage and router: requests_per_s, router, output_tokens_per_s, completed_per_s,
-ttft_p90_s, ttft_mean_s, itl_mean_s.
+MEASURED is llm-d's report itself (benchmarking/37-capacity/README.md), or its figures as comma-separated values:
+for each stage and router requests_per_s, router, output_tokens_per_s, ttft_p90_s, ttft_mean_s, itl_mean_s.
 """
 
 from __future__ import annotations
@@ -11,48 +11,63 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from matplotlib.figure import Figure
 
-from experiments.fleet_vs_llm_d.run import PREDICTED, ROUTERS, STAGES
+from experiments.fleet_vs_llm_d.run import PREDICTED, REPORTS, ROUTERS, file_mark, seed_mark
 from kvlab.lab.figures import style
 
 Cells = dict[tuple[float, str], dict[str, float]]  # by rate and router
-RATES = [float(rate) for rate, _ in STAGES]
-POOL = 307_328  # tokens of a replica, measured
-#: Of the tokens that are generated, what inference-perf counts: it tokenizes the text of an answer again. Another
-#: report of this load, with the same client and model, has answers of 937 tokens in the mean where 1,000 were asked
-#: for and the end was ignored (llm-d/llm-d, guides/precise-prefix-cache-aware/README.md at 019a3f3).
-COUNTED = 0.937
-_LATE_S, _FROM = 2.0, 20.0
+_LATE_S, _QUEUED_S = 2.0, 20.0
 _SHOWN = ("output_tokens_per_s", "ttft_p90_s", "ttft_mean_s", "itl_mean_s")
 
 
 def read_measured(path: Path) -> Cells:
-    """The measured cells."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        (float(row["requests_per_s"]), row["router"]): {name: float(row[name]) for name in row if name != "router"}
-        for row in rows
-    }
+    """The measured cells, of the columns that are compared."""
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return {
+                (float(row["requests_per_s"]), row["router"]): {name: float(row[name]) for name in _SHOWN}
+                for row in csv.DictReader(file)
+            }
+    cells: Cells = {}
+    for stage in re.split(r"^### QPS = ", path.read_text(), flags=re.MULTILINE)[1:]:
+        for router, row in re.findall(r"^\| (\w+)-scheduling \|(.*)", stage, re.MULTILINE):
+            # Output tokens/s, requests/s, ttft (p90, mean) and itl; other columns have a sign in them.
+            numbers = [float(cell) for cell in re.findall(r" ([\d.]+) (?=\|)", row)]
+            own = {"default": "estimated"}.get(router, router)
+            cells[float(stage.split()[0]), own] = dict(zip(_SHOWN, (numbers[0], *numbers[2:]), strict=True))
+    return cells
 
 
-def read_predicted(mark: str) -> tuple[Cells, dict[str, dict[str, float]]]:
-    """The predicted cells, with output as the client counts it, and what each router's file says beside them.
-    `mark`: in the files' names.
+def read_predicted(mark: str, counted: float) -> tuple[list[Cells], list[dict[str, float]]]:
+    """The predicted cells of each seed, with output as the client counts it, and what each file says beside them.
+    `mark`: in the files' names. `counted`: of what is generated.
     """
-    files = {router: PREDICTED / f"{router}{mark}.json" for router in ROUTERS}
-    runs = {router: json.loads(file.read_text()) for router, file in files.items() if file.exists()}
-    cells = {}
-    for router, run in runs.items():
-        for stage in run["stages"]:
-            counted = COUNTED * stage["output_tokens_per_s"]
-            cells[stage["requests_per_s"], router] = stage | {"output_tokens_per_s": counted}
-    return cells, runs
+    seeds: list[Cells] = []
+    runs: list[dict[str, float]] = []
+    while all((PREDICTED / f"{router}{mark}{seed_mark(len(seeds))}.json").exists() for router in ROUTERS):
+        cells: Cells = {}
+        for router in ROUTERS:
+            run = json.loads((PREDICTED / f"{router}{mark}{seed_mark(len(seeds))}.json").read_text())
+            for stage in run["stages"]:
+                output = counted * stage["output_tokens_per_s"]
+                cells[stage["requests_per_s"], router] = stage | {"output_tokens_per_s": output}
+            runs.append(run)
+        seeds.append(cells)
+    return seeds, runs
+
+
+def medians(seeds: list[Cells]) -> Cells:
+    """Each figure's median over the seeds."""
+    return {
+        key: {name: median(cells[key][name] for cells in seeds) for name in first}
+        for key, first in seeds[0].items()
+    }
 
 
 def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
@@ -61,10 +76,8 @@ def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
         yield f"\n**{router}**, predicted : measured\n"
         yield "| rate | output tokens/s | off by | ttft p90, s | ttft mean, s | itl mean, ms | found | preempted |"
         yield "|---|---|---|---|---|---|---|---|"
-        for rate in RATES:
-            if (found := predicted.get((rate, router))) is None:
-                continue
-            was = measured[rate, router]
+        for rate in _rates(measured):
+            found, was = predicted[rate, router], measured[rate, router]
             yield (
                 f"| {rate:g} | {found['output_tokens_per_s']:,.0f} : {was['output_tokens_per_s']:,.0f} "
                 f"| {_off(found, was):+.0%} | {found['ttft_p90_s']:.2f} : {was['ttft_p90_s']:.2f} "
@@ -74,28 +87,32 @@ def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
             )
 
 
-def verdicts(measured: Cells, predicted: Cells, pools: set[float]) -> Iterator[str]:
+def verdicts(measured: Cells, predicted: Cells, counted: float) -> Iterator[str]:
     """What has to hold, and whether it does."""
-    for name, share in (("output tokens/s, as the client counts", 1.0), ("as generated", 1 / COUNTED)):
+    shares = {"output tokens/s, as the client counts": 1.0, "as generated": 1 / counted}
+    for name, share in list(shares.items()) if counted < 1 else [("output tokens/s", 1.0)]:
         errors = [abs((1 + _off(found, measured[key])) * share - 1) for key, found in predicted.items()]
         within = sum(error <= 0.15 for error in errors)
         yield f"{name}: median error {median(errors):.1%} over {len(errors)} cells, {within} within 15 %"
     held, whole = [], []
-    for rate in RATES:
-        if rate < _FROM or any((rate, router) not in predicted for router in ROUTERS):
+    queues = min(rate for rate in _rates(measured) if measured[rate, "random"]["ttft_p90_s"] > _QUEUED_S)
+    for rate in _rates(measured):
+        if rate < queues:
             continue
         orders = [_order(cells, rate) for cells in (predicted, measured)]
         if orders[0] == orders[1]:
             held.append(f"{rate:g}")
         elif orders[0][:2] == orders[1][:2]:
             whole.append(f"{rate:g}")
-    yield f"order of the four routers: the same at {', '.join(held) or 'no stage'}"
+    yield f"order of the four routers, from {queues:g}/s on: the same at {', '.join(held) or 'no stage'}"
     yield f"order of the first two, load and random the other way round: {', '.join(whole) or 'no stage'}"
     for router in ROUTERS:
         stages = [_late(cells, router) for cells in (predicted, measured)]
         yield f"ttft p90 above 2 s, {router}: predicted {stages[0]}, measured {stages[1]}"
-    for pool in pools:
-        yield f"pool: {pool:,.0f} tokens, {pool / POOL - 1:+.1%}"
+
+
+def _rates(cells: Cells) -> list[float]:
+    return sorted({rate for rate, _ in cells})
 
 
 def _off(found: dict[str, float], was: dict[str, float]) -> float:
@@ -108,7 +125,7 @@ def _order(cells: Cells, rate: float) -> list[str]:
 
 def _late(cells: Cells, router: str) -> str:
     """The first stage from which on ttft p90 stays above the limit."""
-    known = [rate for rate in RATES if (rate, router) in cells]
+    known = _rates(cells)
     late = [rate for rate in known if cells[rate, router]["ttft_p90_s"] > _LATE_S]
     stays = [rate for rate in late if all(other in late for other in known if other >= rate)]
     first = f"from {stays[0]:g}/s on" if stays else "never"
@@ -128,9 +145,9 @@ def draw(measured: Cells, predicted: Cells) -> Figure:
         style.tidy(axes, grid="both")
         style.title(axes, text)
         for router, colour in zip(ROUTERS, style.LINES, strict=False):
-            known = [rate for rate in RATES if (rate, router) in predicted]
-            axes.plot(known, [predicted[rate, router][name] for rate in known], color=colour, label=router)
-            axes.plot(RATES, [measured[rate, router][name] for rate in RATES], "o", color=colour, markersize=4)
+            rates = _rates(measured)
+            axes.plot(rates, [predicted[rate, router][name] for rate in rates], color=colour, label=router)
+            axes.plot(rates, [measured[rate, router][name] for rate in rates], "o", color=colour, markersize=4)
         if name.startswith("ttft"):
             axes.set_yscale("log")
             style.logarithmic(axes.yaxis, 0.05, 120)
@@ -146,21 +163,27 @@ def draw(measured: Cells, predicted: Cells) -> Figure:
 
 
 def main() -> None:
-    """Print tables and verdicts; write curves.png."""
+    """Print tables and verdicts; draw the curves of what was predicted with nothing given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path)
+    parser.add_argument("--report", choices=REPORTS, default="73")
+    parser.add_argument("--framework", default="vllm_synchronous", help="as in run.py")
     parser.add_argument("--open", type=int, help="as in run.py; draws nothing")
-    parser.add_argument("--blocks", type=int, help="likewise")
     options = parser.parse_args()
+    report = REPORTS[options.report]
     measured = read_measured(options.measured)
-    given = {"open": options.open, "blocks": options.blocks}
-    mark = "".join(f"_{name}_{value}" for name, value in given.items() if value)
-    predicted, runs = read_predicted(mark)
+    mark = file_mark(options.report, options.framework, options.open)
+    seeds, runs = read_predicted(mark, report.counted)
+    for seed, cells in enumerate(seeds):
+        print(f"\nseed {seed}\n" + "\n".join(verdicts(measured, cells, report.counted)))
+    predicted = medians(seeds)
     print("\n".join(tables(measured, predicted)))
-    print("\n" + "\n".join(verdicts(measured, predicted, {run["pool_tokens"] for run in runs.values()})))
-    print(f"{sum(run['cpu_s'] for run in runs.values()):.0f} CPU s for {len(predicted)} cells")
-    if not mark:
-        draw(measured, predicted).savefig(Path(__file__).parent / "curves.png")
+    print(f"\nmedians of {len(seeds)} seeds\n" + "\n".join(verdicts(measured, predicted, report.counted)))
+    for pool in {run["pool_tokens"] for run in runs}:
+        print(f"pool: {pool:,.0f} tokens, {pool / report.pool - 1:+.1%}")
+    print(f"{sum(run['cpu_s'] for run in runs) / len(seeds):.0f} CPU s for the {len(predicted)} cells of a seed")
+    if mark == file_mark(options.report, "vllm_synchronous", None):
+        draw(measured, predicted).savefig(Path(__file__).parent / f"curves{mark}.png")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Eight replicas behind four routers, as llm-d measured them: predicted from silicon tables alone.
+"""Replicas behind four routers, as llm-d measured them in two reports: predicted from silicon tables alone.
 
-    python -m experiments.fleet_vs_llm_d.run [--routers precise random] [--seed 1] [--framework vllm]
-    python -m experiments.fleet_vs_llm_d.run --open 800 [--blocks 4802]
+    python -m experiments.fleet_vs_llm_d.run [--report 37] [--routers precise random] [--seeds 0 1 2]
+    python -m experiments.fleet_vs_llm_d.run [--framework vllm] [--open 800]
 
 Writes predicted/<router>.json for each router that has none yet, so that it goes on where it was stopped. The
-report is of 2025-09-21, and its repository then deployed vLLM 0.10.0: that is what is simulated unless another is
-asked for.
+reports are of 2025-09-09 and 2025-09-21, and their repository then deployed vLLM 0.10.0 in its Docker image, which
+has FlashInfer: that is what is simulated unless another is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -32,30 +33,80 @@ from kvlab.lab.run.serve import make_engine
 
 PREDICTED = Path(__file__).parent / "predicted"
 ROUTERS = ("precise", "estimated", "load", "random")
-WARM_UP = (15, 50)
-#: Requests a second, and for how many seconds.
-STAGES = (
-    *((3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21)),
-    *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
-)
-GROUPS, USERS, OUTPUT = 150, 5, 1000
+OUTPUT = 1000
 FRAMEWORKS = {
-    "vllm_synchronous": ["framework=vllm_synchronous", "framework.version=0.10.0"],
+    "vllm_synchronous": [
+        "framework=vllm_synchronous",
+        "framework.version=0.10.0",
+        "framework.flashinfer_sampler=true",  # of the Docker image
+    ],
     "vllm": ["framework=vllm"],  # the newest
 }
-#: Tokens of a part of a prompt, parts that a group shares, parts in all. llm-d asks for 1,200 random ids a part;
-#: its client sends them as text, of which the server's tokenizer makes 1,263 (prompt_lengths.py).
-_PART, _SHARED, _PARTS = 1263, 5, 6
 SETTINGS = (
     "executor=simulated",
     "hardware=h100_sxm",
-    "executor.tensor_parallel=2",
-    "model=qwen3_32b",
     "kv.block_size=64",  # what the precise router's configuration says, and has to be the servers' own
     "tracking=off",
     "figures=false",
-    "fleet.replicas=8",
 )
+
+
+class Report(NamedTuple):
+    """A deployment that llm-d measured, and its load: groups of users whose prompts begin with the same text.
+
+    A prompt has `parts` parts of `part` tokens, of which a group shares the first `shared`. llm-d asks for a number
+    of random ids; its client sends them as text, of which the server's tokenizer makes more (prompt_lengths.py).
+    """
+
+    settings: tuple[str, ...]
+    pool: int  # tokens of a replica, as reported
+    groups: int
+    users: int  # of a group
+    part: int
+    shared: int
+    parts: int
+    poisson: bool  # or a constant rate, in the words of its client
+    warm_up: tuple[int, int]
+    stages: tuple[tuple[int, int], ...]  # requests a second, and for how many seconds
+    #: Of the tokens that are generated, what inference-perf counts: it tokenizes an answer's text again. A later
+    #: report of the first load has answers of 937 tokens in the mean where 1,000 were asked for and the end was
+    #: ignored (llm-d/llm-d, guides/precise-prefix-cache-aware/README.md at 019a3f3).
+    counted: float = 1.0
+
+
+REPORTS = {
+    "73": Report(
+        ("model=qwen3_32b", "executor.tensor_parallel=2", "fleet.replicas=8"),
+        pool=307_328,
+        groups=150,
+        users=5,
+        part=1263,
+        shared=5,
+        parts=6,
+        poisson=True,
+        warm_up=(15, 50),
+        stages=(
+            *((3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21)),
+            *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
+        ),
+        counted=0.937,
+    ),
+    "37": Report(
+        (
+            *("model=llama3_1_70b", "executor.tensor_parallel=4", "fleet.replicas=4"),
+            *("fleet.weights.prefix=2", "fleet.weights.kv=1", "fleet.weights.queue=1"),
+        ),
+        pool=461_376,
+        groups=83,
+        users=3,
+        part=1044,
+        shared=8,
+        parts=9,
+        poisson=False,
+        warm_up=(9, 30),
+        stages=((3, 210), (4, 180), (5, 120), (6, 120), (8, 90), (10, 70), (12, 60), (15, 50), (20, 50)),
+    ),
+}
 
 
 class Stage(NamedTuple):
@@ -74,18 +125,21 @@ class Stage(NamedTuple):
     cpu_s: float
 
 
-def prompts(vocab_size: int, seed: int) -> list[HashedPrompt]:
-    """The 750 prompts, in the order in which they come."""
+def prompts(report: Report, vocab_size: int, seed: int) -> list[HashedPrompt]:
+    """Those of all users, in the order in which they come."""
     ids = [
-        [*(group * _PARTS + part for part in range(_SHARED)), 2**20 + group * USERS + user]
-        for group in range(GROUPS)
-        for user in range(USERS)
+        [
+            *(group * report.parts + part for part in range(report.shared)),
+            *(2**20 * part + group * report.users + user for part in range(1, report.parts - report.shared + 1)),
+        ]
+        for group in range(report.groups)
+        for user in range(report.users)
     ]
     np.random.default_rng(seed).shuffle(ids)
-    return [HashedPrompt(parts, _PART, _PARTS * _PART, vocab_size, 1) for parts in ids]
+    return [HashedPrompt(parts, report.part, report.parts * report.part, vocab_size, 1) for parts in ids]
 
 
-def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
+def poisson(rate: float, random: np.random.Generator) -> Iterator[float]:
     """As inference-perf spaces them: a Poisson number in each second, gaps exponential and made to fill it."""
     second = 0.0
     while True:
@@ -94,23 +148,27 @@ def arrivals(rate: float, random: np.random.Generator) -> Iterator[float]:
         second += 1.0
 
 
-def simulate(
-    router: str, seed: int, framework: str, most_open: int | None = None, blocks: int | None = None
-) -> dict[str, object]:
-    """All stages behind one router. `most_open`: the client keeps no more requests open, and sends others later.
-    `blocks`: those of a replica, where they are not to be planned."""
-    begin = time.process_time()
-    own = [*FRAMEWORKS[framework], *([f"workload.concurrency={most_open}"] if most_open else [])]
-    own += [f"kv.num_blocks={blocks}", "executor.memory_utilization=0.98"] if blocks else []
+def constant(rate: float, seconds: float, random: np.random.Generator) -> Iterator[float]:
+    """What inference-perf calls a constant rate: exponential gaps that are made to fill the whole time."""
+    gaps = random.exponential(size=int(rate * seconds))
+    yield from np.cumsum(gaps) * (seconds / gaps.sum())
+
+
+def simulate(name: str, router: str, seed: int, framework: str, most_open: int | None = None) -> dict[str, object]:
+    """All stages of a report behind one router. `most_open`: requests that the client has open at once, at most; it
+    sends others later."""
+    begin, report = time.process_time(), REPORTS[name]
+    own = [*report.settings, *FRAMEWORKS[framework]]
+    own += [f"workload.concurrency={most_open}"] if most_open else []
     plan = plan_run(configure([*SETTINGS, *own, f"fleet.router={router}", f"seed={seed}"]))
-    texts, random = prompts(plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
+    texts, random = prompts(report, plan.model.vocab_size, seed), np.random.default_rng([seed, 1])
     fleet = make_engine(plan, Profiler(enabled=False))
     if not isinstance(fleet, Fleet):
         raise TypeError("these settings make no fleet")
     sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     found, start_s, number = [], 0.0, 0
-    for rate, seconds in (WARM_UP, *STAGES):
-        times = arrivals(rate, random)
+    for rate, seconds in (report.warm_up, *report.stages):
+        times = poisson(rate, random) if report.poisson else constant(rate, seconds, random)
         requests = [
             Request(str(number + at), texts[at % len(texts)], sampling, start_s + float(next(times)))
             for at in range(rate * seconds)
@@ -119,7 +177,7 @@ def simulate(
         log = drive(fleet, requests, concurrency=most_open)
         start_s = max(record.finished_s for record in log.records)
         each = [routed.choice.replica for routed in fleet.routed[sent:]]
-        found.append(figures(rate, log, each, time.process_time() - cpu_s))
+        found.append(figures(rate, log, each, len(fleet.replicas), time.process_time() - cpu_s))
         print(f"{router} {found[-1]}", flush=True)
     return {
         "router": router,
@@ -132,7 +190,7 @@ def simulate(
     }
 
 
-def figures(rate: float, log: RunLog, replicas: list[int], cpu_s: float) -> Stage:
+def figures(rate: float, log: RunLog, chosen: list[int], replicas: int, cpu_s: float) -> Stage:
     """The figures of a stage's requests."""
     records = log.records
     sent = [record.arrival_s for record in records]
@@ -149,7 +207,7 @@ def figures(rate: float, log: RunLog, replicas: list[int], cpu_s: float) -> Stag
         itl_mean_s=float(gaps.mean()),
         hit_share=log.steps.column("counters.hit_tokens").sum() / log.steps.column("counters.prompt_tokens").sum(),
         preempted=int(log.steps.column("preempted").sum()),
-        imbalance=float(np.bincount(replicas, minlength=8).max() / (len(replicas) / 8)),
+        imbalance=float(np.bincount(chosen).max() / (len(chosen) / replicas)),
         cpu_s=cpu_s,
     )
 
@@ -157,21 +215,32 @@ def figures(rate: float, log: RunLog, replicas: list[int], cpu_s: float) -> Stag
 def main() -> None:
     """Simulate the routers that have no file yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--report", choices=REPORTS, default="73", help="names the files too")
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--open", type=int, help="most requests that the client has open; names the files too")
-    parser.add_argument("--blocks", type=int, help="of a replica, not planned; names the files too")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="vllm_synchronous", help="names the files too")
     options = parser.parse_args()
-    marks = [options.framework] if options.framework != "vllm_synchronous" else []
-    marks += [f"open_{options.open}"] if options.open else []
-    marks += [f"blocks_{options.blocks}"] if options.blocks else []
-    for router in options.routers:
-        path = PREDICTED / ("_".join([router, *marks]) + ".json")
+    mark = file_mark(options.report, options.framework, options.open)
+    for seed, router in product(options.seeds, options.routers):
+        path = PREDICTED / f"{router}{mark}{seed_mark(seed)}.json"
         if not path.exists():
-            found = simulate(router, options.seed, options.framework, options.open, options.blocks)
+            asked = (seed, options.framework, options.open)
             PREDICTED.mkdir(exist_ok=True)
-            path.write_text(json.dumps(found, indent=1) + "\n")
+            path.write_text(json.dumps(simulate(options.report, router, *asked), indent=1) + "\n")
+
+
+def seed_mark(seed: int) -> str:
+    """What a file's name says of the seed, last."""
+    return f"_seed_{seed}" if seed else ""
+
+
+def file_mark(report: str, framework: str, most_open: int | None) -> str:
+    """What a file's name says of how it was simulated, behind the router's name."""
+    marks = [f"report_{report}"] if report != "73" else []
+    marks += [framework] if framework != "vllm_synchronous" else []
+    marks += [f"open_{most_open}"] if most_open else []
+    return "".join(f"_{mark}" for mark in marks)
 
 
 if __name__ == "__main__":
