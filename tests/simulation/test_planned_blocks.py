@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from experiments.fleet_vs_llm_d.run import FRAMEWORKS, SETTINGS
+from experiments.fleet_vs_llm_d.run import FRAMEWORKS, REPORTS, SETTINGS, Report
 from experiments.planner_vs_vllm.run import Case, cases
 from experiments.runs import configure
 from kvlab.config import FrameworkConfig
@@ -60,9 +60,11 @@ def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, exp
     assert startup(FrameworkConfig(version=version, flashinfer_sampler=flashinfer)) == expected
 
 
-def test_the_pool_that_llm_d_reports_of_its_eight_replicas() -> None:
-    plan = plan_capacity(configure([*SETTINGS, *FRAMEWORKS["vllm_synchronous"]]), device="cuda")
-    assert plan.paged.num_blocks * 64 == pytest.approx(307_328, rel=0.015)
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_the_pools_that_llm_d_reports_of_its_fleets(report: Report) -> None:
+    settings = [*SETTINGS, *report.settings, *FRAMEWORKS["vllm_synchronous"]]
+    pool = plan_capacity(configure(settings), device="cuda").paged
+    assert pool.num_blocks * pool.block_size == pytest.approx(report.pool, rel=0.02)
 
 
 def test_other_frameworks_and_synchronous_vllm_count_as_before() -> None:
