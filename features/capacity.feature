@@ -110,6 +110,19 @@ Feature: How many sequences fit
         | model=llama3_1_8b hardware=rtx_4090 model.max_seq_len=32768 scheduler.max_batch_size=256                    | 0.19.0  | 2588   | while kernels are compiled and timed          |
         | model=qwen3_32b hardware=rtx_pro_6000_server tensor_parallel=2 executor.memory_utilization=0.92 scheduler.max_batch_size=128 | 0.28.0  | 28884  | while kernels are compiled and timed |
 
+    @R29.1
+    Scenario Outline: A fleet of <model> reported <blocks> blocks of a vLLM whose Docker image has FlashInfer
+      When I plan "model=<model> hardware=h100_sxm tensor_parallel=<devices> framework=vllm_synchronous framework.version=0.10.0"
+      Then the planner says "x 38 bytes (14 where FlashInfer is installed, as in vLLM's Docker images: framework.flashinfer_sampler=true)"
+      When I plan "model=<model> hardware=h100_sxm tensor_parallel=<devices> framework=vllm_synchronous framework.version=0.10.0 framework.flashinfer_sampler=true"
+      Then within 2 % of <blocks> blocks of 16 tokens fit
+
+      # Reported by llm-d (experiments/fleet_vs_llm_d); nothing is fitted to them.
+      Examples:
+        | model         | devices | blocks |
+        | qwen3_32b     | 2       | 19208  |
+        | llama3_1_70b  | 4       | 28836  |
+
     @R29.25
     Scenario Outline: With <settings> a server takes <share> of the memory
       When I plan "model=qwen3_8b hardware=h100_sxm <settings>"

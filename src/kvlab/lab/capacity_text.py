@@ -132,6 +132,9 @@ def _working_formula(plan: CapacityPlan) -> str:
         stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
         width = (working.logits - stream) // (settings.rows * model.vocab_size)
         logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes"
+        if settings.startup.unsure:
+            logits += " (14 where FlashInfer is installed, as in vLLM's Docker images: "
+            logits += "framework.flashinfer_sampler=true)"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
     count = layer_tensors(model, settings)
     queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))

@@ -31,6 +31,7 @@ class Startup(NamedTuple):
     scratch_rows: int = 0  # most rows of float32 logits that kernels keep
     compiles: bool = False  # whether the embedding's table is there once more
     graphs: bool = False  # whether CUDA graphs are counted
+    unsure: bool = False  # whether it depends on how vLLM was installed what samples, and nobody said it
 
 
 OTHERS = Startup()
@@ -51,6 +52,7 @@ def startup(framework: FrameworkConfig) -> Startup:
             scratch_rows=0 if sorts or flashinfer else 128,
             compiles=version >= (0, 16),
             graphs=version >= (0, 21),
+            unsure=version < (0, 11, 1) and framework.flashinfer_sampler is None,
         )
     return Startup(6, compiles=True, graphs=version >= (0, 29))
 
