@@ -109,6 +109,8 @@ class Router(ABC):
     prefixes: ClassVar[str] = "none"
     #: prefixes=memory: tokens of a remembered block, blocks of each replica, and of a prompt that are compared
     memory: ClassVar[tuple[int, int, int]] = (16, 31_250, 2**31)
+    #: prefixes=memory: whether it forgets a prompt from its end; else from its beginning, and so the whole of it
+    keeps_heads: ClassVar[bool] = True
 
     def __init__(self, config: FleetConfig, seed: int = 0) -> None:
         self.config = config

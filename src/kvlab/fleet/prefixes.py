@@ -112,15 +112,16 @@ class SentPrefixes(PrefixView):
     replica may have evicted them since, or never have kept them.
     """
 
-    def __init__(self, block_size: int, capacity: int, most: int) -> None:
+    def __init__(self, block_size: int, capacity: int, most: int, *, keeps_heads: bool = True) -> None:
         self._size, self._capacity, self._most = block_size, capacity, most
+        self._keeps_heads = keeps_heads
         self._sent: OrderedDict[Key, None] = OrderedDict()
 
     @classmethod
     def of(cls, router: Router) -> Self:
         """What a router remembers of one replica: as much as its settings say, or its class."""
         block_size, capacity, most = router.memory
-        return cls(block_size, router.config.memory_blocks or capacity, most)
+        return cls(block_size, router.config.memory_blocks or capacity, most, keeps_heads=router.keeps_heads)
 
     @property
     def remembered(self) -> int:
@@ -131,7 +132,7 @@ class SentPrefixes(PrefixView):
 
     def sent(self, request: RoutedRequest) -> None:
         keys = request.keys(self._size, self._most)
-        for key in keys[::-1]:  # so that of a prefix the tail is older, and goes first
+        for key in keys[::-1] if self._keeps_heads else keys[:]:  # what comes first is older, and goes first
             self._sent[key] = None
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:

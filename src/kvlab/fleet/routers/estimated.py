@@ -10,9 +10,11 @@ from kvlab.fleet.weighted import Weighted
 @ROUTERS.register("estimated")
 class Estimated(Weighted):
     """llm-d without KV events: 1 x prefix + 1 x free memory + 1 x short queue. It remembers 31,250 blocks of 64
-    characters, 16 tokens, of each replica, and compares the first 256 of a prompt.
+    characters, 16 tokens, of each replica, and compares the first 256 of a prompt. Of those that it sent longest
+    ago it forgets the beginning first, behind which nothing matches (its indexer adds a prompt's blocks in order).
     """
 
     prefixes = "memory"
     memory = (16, 31_250, 256)
+    keeps_heads = False
     usual: ClassVar[Mapping[str, float]] = {"prefix": 1.0, "kv": 1.0, "queue": 1.0}
