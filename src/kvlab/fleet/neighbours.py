@@ -96,7 +96,8 @@ class NeighbourTier(ElsewhereTier):
 
     def lose(self, source: int, now: float) -> None:
         """A replica dies: pulls from it come to nothing, and those to it if it is this one."""
-        break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
+        break_off(self.pulls, source, now)
+        (self._link.own if source == self._index else self._ends[source]).break_off(now)
         for key, pull in self._under_way.items():
             if pull.source == source:
                 self._replica.lose_load(self._replica.loading[key], now)
