@@ -21,8 +21,8 @@ def check_holdings(fleet: Fleet) -> None:
     holdings = fleet.holdings
     assert holdings is not None
     pools = [replica.core.pool for replica in fleet.replicas]
-    for key, holders in (holdings.holders | holdings.others).items():
-        for index, block in holders.items():
+    for key, holders in holdings.holders.items():
+        for index, (block, _) in holders.items():
             pool = pools[index]
             assert isinstance(pool, BlockPool)
             content = pool.allocator.content(block)
@@ -33,10 +33,10 @@ def check_holdings(fleet: Fleet) -> None:
             if pull.slot is not None:  # its source keeps it
                 groups = pools[pull.source].groups  # type: ignore[attr-defined]
                 kept = [block for group in groups for block in group.tables.blocks(pull.slot)]
-                assert holdings.of(key)[pull.source] in kept
-    copies = [len(holders) for holders in holdings.holders.values()]
-    assert holdings.duplicates.held == sum(copies) * pools[0].block_size
-    assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
+                assert holdings.of(key)[pull.source].block in kept
+    tokens = [[place.tokens for place in holders.values()] for holders in holdings.holders.values()]
+    assert holdings.duplicates.held == sum(map(sum, tokens))
+    assert holdings.duplicates.duplicate == sum(sum(copies[1:]) for copies in tokens)
 
 
 def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:

@@ -77,11 +77,12 @@ class NeighbourTier(ElsewhereTier):
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
-        slot = lend(pool, [self._holdings.of(key)[source] for key in keys])
+        places = [self._holdings.of(key)[source] for key in keys]
+        slot = lend(pool, [place.block for place in places])
         self._replicas[source].core.lent.add(slot)
         pull = _Pull(source, slot, set(keys))
         self._under_way |= dict.fromkeys(keys, pull)
-        tokens = sum(key in self._holdings.holders for key in keys) * pool.block_size
+        tokens = sum(place.tokens for place in places)
         sent = Transfer("", source, self._index, ready_s, start_s, end_s, num_bytes, tokens)
         self._unnamed.append((keys[0], sent))
 
