@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.config import FrameworkConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig
-from kvlab.core import FinishReason, RequestRecord
+from kvlab.core import FinishReason, Request, RequestRecord
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.routers import ROUTERS
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import key_of
-from tests.fleet.test_fleet import POOL, WINDOWED, fleet_of, small_pool, traffic
+from tests.fleet.test_fleet import POOL, SLOW, WINDOWED, fleet_of, small_pool, traffic
 
 
 def check_holdings(fleet: Fleet) -> None:
@@ -39,6 +42,31 @@ def check_holdings(fleet: Fleet) -> None:
     assert holdings.duplicates.duplicate == sum(sum(copies[1:]) for copies in tokens)
 
 
+def check_nothing_is_left(fleet: Fleet) -> None:
+    """All has ended: nothing is held or offered, and no link is taken for what broke off."""
+    died_s = {event.replica: event.at_s for event in fleet.router.config.events if event.event == "die"}
+    for replica in fleet.replicas:
+        assert replica.core.pool.stats().blocks_in_use == 0
+        assert replica.in_flight(1e9) == 0
+        assert not replica.core.is_keeping
+        assert not replica.loading
+    split, transfers = fleet.split, [pull for neighbour in fleet.neighbours for pull in neighbour.pulls]
+    ends = [(index, neighbour._link.own) for index, neighbour in enumerate(fleet.neighbours)]
+    if split is not None:
+        transfers += split.transfers
+        ends += [*enumerate(split._sending), *enumerate(split._receiving)]
+        assert not split._sources
+        assert not split._computed
+        assert not getattr(split, "_requests", None)
+        assert not any(map(len, split.tiers.values()))
+    for index, end in ends:
+        if end.free_s > died_s.get(index, math.inf):
+            behind = [
+                sent for sent in transfers if index in (sent.source, sent.target) and sent.end_s >= end.free_s
+            ]
+            assert any(sent.ready_s >= died_s[index] for sent in behind)
+
+
 def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:
     lives, stay = [], {0, prefill}  # of each stage one is always there
     for number in range(draw.randrange(4) if replicas > len(stay) else 0):
@@ -50,6 +78,10 @@ def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:
 def _rule(draw: random.Random, most: int) -> ScaleConfig:
     least, down_s = draw.randrange(1, most + 1), draw.choice((0.0, 0.02))
     return ScaleConfig("queue", 1.0, least=least, warm_up_s=0.005, every_s=0.01, down_s=down_s)
+
+
+def _sampled(request: Request, samples: int) -> Request:
+    return replace(request, sampling=replace(request.sampling, n=samples, temperature=float(samples > 1)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,28 +121,35 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     offload = draw.choice((None, "8KiB", "32KiB", "1MiB"))
     mode = "recompute" if offload is None or has_windows else draw.choice(("recompute", "swap", "swap", "auto"))
     own = (small_pool(offload, mode) if draw.random() < 0.6 else POOL) | (WINDOWED if has_windows else {})
-    fleet, requests = fleet_of(settings, own=own), traffic(draw.randrange(1, 40), seed=seed)
-    ended: dict[str, RequestRecord] = {}
-    aborted = {f"r{draw.randrange(len(requests))}" for _ in range(draw.randrange(4))}
+    tokens, ahead = draw.choice((6, 512)), draw.random() < 0.5
+    own["scheduler"] = replace(own["scheduler"], max_batched_tokens=tokens, ahead=ahead)
+    fleet = fleet_of(settings, own=own, framework=draw.choice((FrameworkConfig(), SLOW)))
+    requests = [_sampled(each, draw.choice((1, 1, 1, 2))) for each in traffic(draw.randrange(1, 40), seed=seed)]
+    ended: dict[tuple[str, int], RequestRecord] = {}
+    aborted = [f"r{draw.randrange(len(requests))}" for _ in range(draw.choice((0, 3, 10)))]
 
     def on_finish(record: RequestRecord) -> None:
-        assert record.request_id not in ended
-        ended[record.request_id] = record
+        assert (record.request_id, record.sample) not in ended
+        ended[record.request_id, record.sample] = record
+        assert list(record.token_times_s) == sorted(record.token_times_s)
+        assert max(record.token_times_s, default=0.0) <= record.finished_s
 
     for request in requests:
         fleet.submit(request, on_finish=on_finish)
-    steps = 0
+    steps, start_s = 0, 0.0
     while fleet.has_work():
-        if steps in (3, 9, 20) and aborted:
+        if aborted and draw.random() < 0.2:
             fleet.abort(aborted.pop())
-        if fleet.step() is None and (when := fleet.next_wakeup()) is not None:
+        record = fleet.step()
+        if record is None and (when := fleet.next_wakeup()) is not None:
             fleet.clock.wait_until(when)
+        if record is not None:
+            assert start_s <= record.start_s <= record.end_s
+            start_s = record.start_s
         steps += 1
         assert fleet.audit() == []
         assert steps < 5000
         check_holdings(fleet)
-    assert sorted(ended) == sorted(request.request_id for request in requests)
+    assert sorted(ended) == sorted((each.request_id, n) for each in requests for n in range(each.sampling.n))
     assert all(record.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED) for record in ended.values())
-    for replica in fleet.replicas:
-        assert replica.core.pool.stats().blocks_in_use == 0
-        assert replica.in_flight(1e9) == 0
+    check_nothing_is_left(fleet)
