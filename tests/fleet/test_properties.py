@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.config import FrameworkConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig
-from kvlab.core import FinishReason, Request, RequestRecord
+from kvlab.core import FinishReason, Request, RequestRecord, SequenceStatus
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.routers import ROUTERS
 from kvlab.kv.pool import BlockPool
@@ -139,7 +139,9 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     steps, start_s = 0, 0.0
     while fleet.has_work():
         if aborted and draw.random() < 0.2:
-            fleet.abort(aborted.pop())
+            name, running = aborted.pop(), [each for one in fleet.replicas for each in one.core.scheduler.running]
+            loading = (each.request.request_id for each in running if each.status is SequenceStatus.LOADING)
+            fleet.abort(next(loading, name))  # whose transfers are under way, if there is one
         record = fleet.step()
         if record is None and (when := fleet.next_wakeup()) is not None:
             fleet.clock.wait_until(when)
