@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,7 +121,9 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     )
     offload = draw.choice((None, "8KiB", "32KiB", "1MiB"))
     mode = "recompute" if offload is None or has_windows else draw.choice(("recompute", "swap", "swap", "auto"))
-    own = (small_pool(offload, mode) if draw.random() < 0.6 else POOL) | (WINDOWED if has_windows else {})
+    own: dict[str, Any] = (small_pool(offload, mode) if draw.random() < 0.6 else POOL) | (
+        WINDOWED if has_windows else {}
+    )
     tokens, ahead = draw.choice((6, 512)), draw.random() < 0.5
     own["scheduler"] = replace(own["scheduler"], max_batched_tokens=tokens, ahead=ahead)
     fleet = fleet_of(settings, own=own, framework=draw.choice((FrameworkConfig(), SLOW)))
