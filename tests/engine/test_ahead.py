@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from kvlab.config import SchedulerConfig
-from kvlab.core import Request, SamplingParams
+from kvlab.config import KVConfig, SchedulerConfig
+from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError
+from tests.simulation.test_executor import config
+from tests.support.model import prompt_for
 from tests.support.table import TableExecutor, table_engine, table_pool
 
 
@@ -42,6 +45,30 @@ class TestAhead:
 
     def test_what_a_step_was_too_small_for_is_known_to_the_next(self) -> None:
         assert steps({"b": 0.0, "c": 0.0}, ahead=True, max_batched_tokens=8)[:3] == ["ab", "abc", "abc"]
+
+    def test_what_comes_from_a_tier_for_one_that_was_aborted_is_not_waited_for(self) -> None:
+        """It has its memory for one step more, in which its load gets done."""
+        scheduler = SchedulerConfig(max_batch_size=4, ahead=True)
+        kv = KVConfig(num_blocks=16, block_size=4, offload="1MiB")
+        engine, records = (
+            build_engine(plan_engine(config("simulated", kv=kv, scheduler=scheduler))),
+            list[RequestRecord](),
+        )
+        for name, prompt, tokens in (("first", "same", 33), ("evicts it", "other", 61)):
+            engine.submit(Request(name, prompt_for(prompt, tokens), SamplingParams(2)), on_finish=records.append)
+            while engine.has_work():
+                engine.step()
+        engine.submit(Request("beside", prompt_for("beside", 3), SamplingParams(24)), on_finish=records.append)
+        engine.step()
+        engine.submit(Request("again", prompt_for("same", 33), SamplingParams(2)), on_finish=records.append)
+        while (there_s := engine.pool.next_arrival()) is None:
+            engine.step()
+        engine.clock.wait_until(there_s)
+        assert engine.abort("again")
+        while engine.has_work():
+            engine.step()
+        assert [record.finish_reason for record in records[2:]] == [FinishReason.ABORTED, FinishReason.LENGTH]
+        assert engine.audit() == []
 
     def test_what_ended_in_a_step_makes_room_in_the_next_but_one(self) -> None:
         late, short = {"b": 0.0, "c": 0.0}, {"b": 3}

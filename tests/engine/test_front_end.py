@@ -44,6 +44,14 @@ def test_requests_and_tokens_queue_for_one_server() -> None:
     assert log.duration_s == 6.25
 
 
+def test_tokens_of_two_passes_are_sent_when_the_step_has_ended() -> None:
+    log = drive(FrontEnd(engine(mixed=False), SLOW), [asked("a", 2, 4), asked("b", 10, 2)])
+    assert [step.end_s - step.start_s for step in log.steps[:4]] == [1, 1, 2, 1]
+    a, _ = log.records
+    # Both compute in the third step: the pass with a's third token ends a second before the step.
+    assert a.token_times_s == (2.75, 3.0, 5.25, 6.25)
+
+
 def test_a_closed_loop_goes_no_faster_than_the_front_end() -> None:
     slow = FrameworkConfig(output_token_us=1_000_000)
     log = drive(FrontEnd(engine(), slow), [asked(f"r{n}", 2, 4) for n in range(12)], concurrency=4)

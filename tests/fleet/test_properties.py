@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.config import FrameworkConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig, ScaleConfig
-from kvlab.core import FinishReason, RequestRecord
+from kvlab.core import FinishReason, Request, RequestRecord, SequenceStatus
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.routers import ROUTERS
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.tiers.base import key_of
-from tests.fleet.test_fleet import POOL, WINDOWED, fleet_of, small_pool, traffic
+from tests.fleet.test_fleet import POOL, SLOW, WINDOWED, fleet_of, small_pool, traffic
 
 
 def check_holdings(fleet: Fleet) -> None:
@@ -21,8 +25,8 @@ def check_holdings(fleet: Fleet) -> None:
     holdings = fleet.holdings
     assert holdings is not None
     pools = [replica.core.pool for replica in fleet.replicas]
-    for key, holders in (holdings.holders | holdings.others).items():
-        for index, block in holders.items():
+    for key, holders in holdings.holders.items():
+        for index, (block, _) in holders.items():
             pool = pools[index]
             assert isinstance(pool, BlockPool)
             content = pool.allocator.content(block)
@@ -33,10 +37,35 @@ def check_holdings(fleet: Fleet) -> None:
             if pull.slot is not None:  # its source keeps it
                 groups = pools[pull.source].groups  # type: ignore[attr-defined]
                 kept = [block for group in groups for block in group.tables.blocks(pull.slot)]
-                assert holdings.of(key)[pull.source] in kept
-    copies = [len(holders) for holders in holdings.holders.values()]
-    assert holdings.duplicates.held == sum(copies) * pools[0].block_size
-    assert holdings.duplicates.duplicate == sum(count - 1 for count in copies) * pools[0].block_size
+                assert holdings.of(key)[pull.source].block in kept
+    tokens = [[place.tokens for place in holders.values()] for holders in holdings.holders.values()]
+    assert holdings.duplicates.held == sum(map(sum, tokens))
+    assert holdings.duplicates.duplicate == sum(sum(copies[1:]) for copies in tokens)
+
+
+def check_nothing_is_left(fleet: Fleet) -> None:
+    """All has ended: nothing is held or offered, and no link is taken for what broke off."""
+    died_s = {event.replica: event.at_s for event in fleet.router.config.events if event.event == "die"}
+    for replica in fleet.replicas:
+        assert replica.core.pool.stats().blocks_in_use == 0
+        assert replica.in_flight(1e9) == 0
+        assert not replica.core.is_keeping
+        assert not replica.loading
+    split, transfers = fleet.split, [pull for neighbour in fleet.neighbours for pull in neighbour.pulls]
+    ends = [(index, neighbour._link.own) for index, neighbour in enumerate(fleet.neighbours)]
+    if split is not None:
+        transfers += split.transfers
+        ends += [*enumerate(split._sending), *enumerate(split._receiving)]
+        assert not split._sources
+        assert not split._computed
+        assert not getattr(split, "_requests", None)
+        assert not any(map(len, split.tiers.values()))
+    for index, end in ends:
+        if end.free_s > died_s.get(index, math.inf):
+            behind = [
+                sent for sent in transfers if index in (sent.source, sent.target) and sent.end_s >= end.free_s
+            ]
+            assert any(sent.ready_s >= died_s[index] for sent in behind)
 
 
 def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:
@@ -50,6 +79,10 @@ def _lives(draw: random.Random, replicas: int, prefill: int) -> list[str]:
 def _rule(draw: random.Random, most: int) -> ScaleConfig:
     least, down_s = draw.randrange(1, most + 1), draw.choice((0.0, 0.02))
     return ScaleConfig("queue", 1.0, least=least, warm_up_s=0.005, every_s=0.01, down_s=down_s)
+
+
+def _sampled(request: Request, samples: int) -> Request:
+    return replace(request, sampling=replace(request.sampling, n=samples, temperature=float(samples > 1)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -88,29 +121,40 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
     )
     offload = draw.choice((None, "8KiB", "32KiB", "1MiB"))
     mode = "recompute" if offload is None or has_windows else draw.choice(("recompute", "swap", "swap", "auto"))
-    own = (small_pool(offload, mode) if draw.random() < 0.6 else POOL) | (WINDOWED if has_windows else {})
-    fleet, requests = fleet_of(settings, own=own), traffic(draw.randrange(1, 40), seed=seed)
-    ended: dict[str, RequestRecord] = {}
-    aborted = {f"r{draw.randrange(len(requests))}" for _ in range(draw.randrange(4))}
+    own: dict[str, Any] = (small_pool(offload, mode) if draw.random() < 0.6 else POOL) | (
+        WINDOWED if has_windows else {}
+    )
+    tokens, ahead = draw.choice((6, 512)), draw.random() < 0.5
+    own["scheduler"] = replace(own["scheduler"], max_batched_tokens=tokens, ahead=ahead)
+    fleet = fleet_of(settings, own=own, framework=draw.choice((FrameworkConfig(), SLOW)))
+    requests = [_sampled(each, draw.choice((1, 1, 1, 2))) for each in traffic(draw.randrange(1, 40), seed=seed)]
+    ended: dict[tuple[str, int], RequestRecord] = {}
+    aborted = [f"r{draw.randrange(len(requests))}" for _ in range(draw.choice((0, 3, 10)))]
 
     def on_finish(record: RequestRecord) -> None:
-        assert record.request_id not in ended
-        ended[record.request_id] = record
+        assert (record.request_id, record.sample) not in ended
+        ended[record.request_id, record.sample] = record
+        assert list(record.token_times_s) == sorted(record.token_times_s)
+        assert max(record.token_times_s, default=0.0) <= record.finished_s
 
     for request in requests:
         fleet.submit(request, on_finish=on_finish)
-    steps = 0
+    steps, start_s = 0, 0.0
     while fleet.has_work():
-        if steps in (3, 9, 20) and aborted:
-            fleet.abort(aborted.pop())
-        if fleet.step() is None and (when := fleet.next_wakeup()) is not None:
+        if aborted and draw.random() < 0.2:
+            name, running = aborted.pop(), [each for one in fleet.replicas for each in one.core.scheduler.running]
+            loading = (each.request.request_id for each in running if each.status is SequenceStatus.LOADING)
+            fleet.abort(next(loading, name))  # whose transfers are under way, if there is one
+        record = fleet.step()
+        if record is None and (when := fleet.next_wakeup()) is not None:
             fleet.clock.wait_until(when)
+        if record is not None:
+            assert start_s <= record.start_s <= record.end_s
+            start_s = record.start_s
         steps += 1
         assert fleet.audit() == []
         assert steps < 5000
         check_holdings(fleet)
-    assert sorted(ended) == sorted(request.request_id for request in requests)
+    assert sorted(ended) == sorted((each.request_id, n) for each in requests for n in range(each.sampling.n))
     assert all(record.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED) for record in ended.values())
-    for replica in fleet.replicas:
-        assert replica.core.pool.stats().blocks_in_use == 0
-        assert replica.in_flight(1e9) == 0
+    check_nothing_is_left(fleet)

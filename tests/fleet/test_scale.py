@@ -102,3 +102,23 @@ def test_a_replica_that_prefills_stops_when_all_was_pulled_from_it() -> None:
     pulled_s = [sent.end_s for sent in fleet.split.transfers if sent.source == 1]
     assert pulled_s
     assert events[2].at_s >= max(pulled_s) > events[1].at_s
+
+
+def test_a_replica_stops_when_no_neighbour_pulls_from_it_any_more() -> None:
+    rule = ScaleConfig("rate", 100.0, every_s=0.1, warm_up_s=0.0, down_s=0.0)
+    config = FleetConfig(
+        replicas=2, neighbours=True, pull="always", scale=rule, link=LinkConfig(setup_us=1e6), router="round_robin"
+    )
+    fleet = fleet_of(config, is_open=True)
+    asked = [(f"r{n}", 0.001 * n) for n in range(20)]  # so that the second starts at 0.1 s
+    asked += [("other", 0.12), ("same", 0.14), ("same", 0.16)]  # by the second, and then by the first
+    requests = [
+        Request(f"{n}", prompt_for(name, 17), SamplingParams(max_tokens=2), at)
+        for n, (name, at) in enumerate(asked)
+    ]
+    serve(fleet, requests)
+    fleet.scalers[0].until(10.0)
+    (pull,) = fleet.neighbours[0].pulls
+    events = [(event.event, event.replica) for event in fleet.scalers[0].events]
+    assert events == [("start", 1), ("drain", 1), ("stop", 1)]
+    assert fleet.scalers[0].events[1].at_s < pull.end_s <= fleet.scalers[0].events[2].at_s

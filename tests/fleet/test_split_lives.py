@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.config import SchedulerConfig
 from kvlab.config.fleet import FleetConfig, LinkConfig
-from kvlab.core import Request, SamplingParams
+from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.fleet.fleet import Fleet
 from kvlab.lab.results.log import RunLog
 from tests.fleet.test_fleet import POOL, fleet_of, serve
@@ -122,3 +122,57 @@ def test_what_was_planned_behind_a_transfer_that_breaks_off_keeps_its_time(hands
     assert (broken.source, broken.end_s) == (0, 0.5)
     assert later.source == 1
     assert 1.0 < later.start_s < 1.1
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+@pytest.mark.parametrize(("prefill", "dead"), [(2, 0), (1, 1)], ids=["source", "target"])
+def test_what_was_on_its_way_for_a_request_that_was_aborted_breaks_off_too(
+    handshake: str, prefill: int, dead: int
+) -> None:
+    link = LinkConfig(setup_us=1e6)
+    life = [f"0.5:die:{dead}"]
+    fleet = fleet_of(FleetConfig(replicas=3, prefill=prefill, handshake=handshake, life=life, link=link))
+    ended = list[RequestRecord]()
+    fleet.submit(ASKED, on_finish=ended.append)
+    fleet.submit(other(0.6), on_finish=ended.append)
+    assert fleet.split is not None
+    while not fleet.split.transfers:
+        fleet.step()
+    now = fleet.clock.now()
+    assert fleet.abort("r0")
+    assert ended[0].finished_s == now
+    while fleet.has_work():
+        if fleet.step() is None and (when := fleet.next_wakeup()) is not None:
+            fleet.clock.wait_until(when)
+    broken, later = fleet.split.transfers
+    assert broken.end_s == 0.5
+    assert 0.6 < later.start_s < 0.7  # both ends are free
+
+
+@pytest.mark.parametrize("handshake", HANDSHAKES)
+def test_what_waits_for_a_request_that_was_aborted_is_given_back_at_once(handshake: str) -> None:
+    """Not when the transfer would have ended."""
+    link = LinkConfig(setup_us=1e6)
+    fleet = fleet_of(FleetConfig(replicas=3, prefill=1, handshake=handshake, link=link))
+    beside = Request("r1", prompt_for("r1", 3), SamplingParams(max_tokens=9), 0.4)  # by the third replica alone
+    for request in (ASKED, beside):
+        fleet.submit(request)
+    while fleet.clock.now() < 0.4:
+        fleet.step()
+    assert fleet.abort("r0")
+    while fleet.has_work():
+        fleet.step()
+    assert max(replica.core.clock.now() for replica in fleet.replicas) < 0.5
+    assert [replica.core.pool.stats().blocks_in_use for replica in fleet.replicas] == [0, 0, 0]
+
+
+def test_an_abort_of_what_was_due_next_lets_no_step_begin_before_a_request_that_comes_earlier() -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, prefill=1, link=LinkConfig(setup_us=1e6)))
+    for request in (ASKED, other(0.2)):
+        fleet.submit(request)
+    while fleet.clock.now() < 0.2:
+        fleet.step()
+    assert fleet.abort("r1")
+    assert fleet.clock.now() > 1.0  # when the transfer ends
+    fleet.submit(other(0.3))
+    assert fleet.clock.now() == 0.3

@@ -84,9 +84,9 @@ def test_a_neighbour_without_its_windows_is_not_asked() -> None:
     holdings = fleet.holdings
     assert holdings is not None
     holdings.until(1.5)
-    for lost, contents in enumerate((holdings.others, holdings.holders)):  # as if one had lost these, one those
-        assert any({0, 1} <= replicas.keys() for replicas in contents.values())
-        for replicas in contents.values():
-            replicas.pop(lost, None)
+    both = [holders for holders in holdings.holders.values() if len(holders) == 2]
+    assert {bool(holders[0].tokens) for holders in both} == {True, False}
+    for holders in both:  # as if one had lost what lies in windows, one all else
+        del holders[1 if holders[0].tokens else 0]
     assert [record.cached_tokens for record in serve(fleet, [same("r2", 2.0)]).records] == [0]
     assert not fleet.neighbours[2].pulls

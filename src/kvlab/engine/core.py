@@ -142,8 +142,8 @@ class EngineCore:
 
     @property
     def is_keeping(self) -> bool:
-        """Whether the memory of any request is to outlive it, or does."""
-        return bool(self._keeping)
+        """Whether the memory of any request is to outlive it, or others read its blocks."""
+        return bool(self._keeping or self.lent)
 
     def next_wakeup(self) -> float | None:
         """See ServingEngine."""

@@ -186,6 +186,6 @@ class FrontEnd:
             on_finish(replace(record, token_times_s=times_s, finished_s=finished_s))
 
     def _sent_s(self, token_s: float) -> float:
-        """When the client has a token that the engine had at `token_s`."""
+        """When the client has a token that the engine had at `token_s`, the end of a pass of some step."""
         step = bisect_left(self._ends_s, token_s)
-        return token_s + (self._lags_s[step] if step < len(self._lags_s) else 0.0)
+        return self._ends_s[step] + self._lags_s[step] if step < len(self._lags_s) else token_s

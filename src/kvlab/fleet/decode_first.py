@@ -1,7 +1,7 @@
 """Decode first: a replica that decodes reserves blocks, then another computes the prompt and pushes its K and V."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -12,7 +12,7 @@ from kvlab.errors import RequestRefusedError
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.split import Split
-from kvlab.fleet.transfer import LinkEnd, LinkRate, Transfer
+from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.tiers.base import Key, Link
 from kvlab.kv.tiers.loads import Load
 from kvlab.kv.tiers.remote import Offered, RemoteTier
@@ -45,7 +45,6 @@ class _Reserved:
     contents: list[Offered]  # all of them, in the order in which they are computed
     ready_s: float  # when the blocks were reserved
     sent: int = 0  # contents that are sent
-    ends_s: list[float] = field(default_factory=list)  # when each planned message ends
     start_s: float = math.inf  # when the first message begins
     end_s: float = math.inf  # when the last ends, once all are sent
 
@@ -133,26 +132,6 @@ class DecodeFirst(Split):
         for reserved in dict.fromkeys(reserved for _, reserved, _ in messages):
             self._sent(reserved, record.end_s)
 
-    def lose(self, replica: int, now: float) -> None:
-        for request in self._requests.values():
-            source = self._sources.get(request.name)
-            if source is not None and replica in (source, request.target):
-                for reserved in request.reserved:
-                    self._cut(reserved)
-        super().lose(replica, now)
-
-    def _cut(self, reserved: _Reserved) -> None:
-        """The messages to these blocks break off."""
-        request = reserved.request
-        for end in (self._sending[self._sources[request.name]], self._receiving[request.target]):
-            for end_s in reserved.ends_s:
-                end.cut(end_s)
-        reserved.ends_s.clear()
-
-    def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
-        """See Split. None: the messages of a transfer are cut one by one."""
-        return ()
-
     def _joined(self, first: RequestRecord, record: RequestRecord) -> RequestRecord:
         """See Split. Where it decodes it was scheduled before its prompt was sent away."""
         return replace(super()._joined(first, record), scheduled_s=record.scheduled_s)
@@ -186,7 +165,7 @@ class DecodeFirst(Split):
             if record.completed:
                 request.first = record
             elif record.finish_reason is FinishReason.ABORTED:
-                self._fleet.replicas[request.target].engine.abort(request.name)
+                self._fleet.replicas[request.target].abort(request.name, record.finished_s)
             else:
                 self._lose(request, record.finished_s)
 
@@ -233,13 +212,11 @@ class DecodeFirst(Split):
     def _send(self, reserved: _Reserved, ready_s: float, num_bytes: int) -> None:
         """Plan a message for when both ends are free."""
         request = reserved.request
-        ends = self._sending[self._sources[request.name]], self._receiving[request.target]
-        start_s = max(ready_s, reserved.ready_s, *(end.free_s for end in ends))
+        sending, receiving = self._sending[self._sources[request.name]], self._receiving[request.target]
+        start_s = max(ready_s, reserved.ready_s, sending.free_s, receiving.free_s)
         end_s = start_s + self._rates[request.target].seconds(num_bytes)
         reserved.start_s = min(reserved.start_s, start_s)
-        reserved.ends_s.append(end_s)
-        for end in ends:
-            end.take(reserved.ready_s, end_s)
+        sending.take(receiving, reserved.ready_s, end_s)
 
     def _sent(self, reserved: _Reserved, computed_s: float) -> None:
         """Once all contents are sent it is known when they come, and the target wakes then."""
@@ -285,5 +262,5 @@ class DecodeFirst(Split):
         if request is not None:
             source = self._sources.get(name)
             if source is not None and request.first is None:
-                self._fleet.replicas[source].engine.abort(name)
+                self._fleet.replicas[source].abort(name, now)
             self._lose(request, now)

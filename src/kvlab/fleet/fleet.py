@@ -83,14 +83,16 @@ class Fleet(Dispatcher):
 
     def abort(self, request_id: str) -> bool:
         """See ServingEngine."""
-        for place, (_, _, asked) in enumerate(self._due):
-            if asked.request.request_id == request_id:
-                del self._due[place]
-                heapq.heapify(self._due)
-                asked.end(FinishReason.ABORTED, self.clock.now())
-                return True
+        now = self.clock.now()
+        place = next((n for n, due in enumerate(self._due) if due[2].request.request_id == request_id), None)
+        if place is not None:
+            _, _, asked = self._due.pop(place)
+            heapq.heapify(self._due)
+            asked.end(FinishReason.ABORTED, now)
         # Of two that have it the one that decodes, which comes behind, has the other let it go.
-        return any(replica.engine.abort(request_id) for replica in reversed(self.replicas))
+        is_here = place is not None or any(replica.abort(request_id, now) for replica in reversed(self.replicas))
+        self._advance()
+        return is_here
 
     def step(self) -> StepRecord | None:
         """See ServingEngine: a step of the replica that is due first."""

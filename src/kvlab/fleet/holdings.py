@@ -24,14 +24,20 @@ class Held(NamedTuple):
     blocks: int
 
 
+class Place(NamedTuple):
+    """Where a replica has a content, and how many of its tokens count: none of groups of layers but the first."""
+
+    block: int
+    tokens: int
+
+
 class _Coming(NamedTuple):
-    """A change to come: contents that a replica has in these blocks from then on. None: it has them no more."""
+    """A change to come: contents that a replica has in these places from then on. None: it has them no more."""
 
     when_s: float
     number: int  # which makes an order of equals
     replica: int
-    is_other: bool  # of other groups of layers than the first
-    blocks: dict[Key, int | None]
+    places: dict[Key, Place | None]
 
 
 @dataclass(slots=True)
@@ -72,8 +78,7 @@ class Holdings:
     pools: Sequence[BlockPool]
     hot: Sequence[HotPrefix] = ()
     follow_groups: bool = False
-    holders: dict[Key, dict[int, int]] = field(default_factory=dict)  # by content: replicas, each with its block
-    others: dict[Key, dict[int, int]] = field(default_factory=dict)  # the same for other groups' contents
+    holders: dict[Key, dict[int, Place]] = field(default_factory=dict)  # by content and replica
     duplicates: Duplicates = field(default_factory=Duplicates)
     history: list[Held] = field(default_factory=list)
     _logs: list[ContentLog] = field(default_factory=list)
@@ -102,70 +107,58 @@ class Holdings:
         while self._coming and self._coming[0][0] <= now:
             coming = heapq.heappop(self._coming)
             self.duplicates.until(coming.when_s)
-            for key, block in coming.blocks.items():
-                self._set(coming, key, block)
+            for key, place in coming.places.items():
+                self._set(coming.replica, key, place)
         self.duplicates.until(now)
 
-    def of(self, key: Key) -> Mapping[int, int]:
-        """The replicas that have a content, each with its block."""
-        return self.holders.get(key) or self.others.get(key, {})
+    def of(self, key: Key) -> Mapping[int, Place]:
+        """The replicas that have a content, and where."""
+        return self.holders.get(key, {})
 
     def _take(self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float) -> None:
         """Note what the events of one step change: contents go when it begins, others come when it ends."""
-        for is_other in (False, True)[: 1 + self.follow_groups]:
-            self._take_of(replica, events, begin_s, end_s, is_other=is_other)
-
-    def _take_of(
-        self, replica: int, events: Sequence[ContentEvent], begin_s: float, end_s: float, *, is_other: bool
-    ) -> None:
-        """The same of the contents of the first group, or of others."""
-        gone, added = dict[Key, None](), dict[Key, int | None]()  # in order: that of a set differs by process
+        gone, added = dict[Key, None](), dict[Key, Place | None]()  # in order: that of a set differs by process
+        size = self.pools[replica].block_size
         for event in events:
             if isinstance(event, Cleared):
-                known = self.others if is_other else self.holders
-                gone |= dict.fromkeys(key for key, holders in known.items() if replica in holders)
-                own = (coming for coming in sorted(self._coming) if coming[2:4] == (replica, is_other))
-                gone |= dict.fromkeys(key for coming in own for key in coming.blocks)
+                gone |= dict.fromkeys(key for key, holders in self.holders.items() if replica in holders)
+                own = (coming for coming in sorted(self._coming) if coming.replica == replica)
+                gone |= dict.fromkeys(key for coming in own for key in coming.places)
                 added = {}
-            elif bool(event.group) != is_other:
+            elif event.group and not self.follow_groups:
                 continue
             elif isinstance(event, Stored):
-                added |= zip(event.keys, event.blocks, strict=True)
+                tokens = 0 if event.group else size
+                added |= {key: Place(block, tokens) for key, block in zip(event.keys, event.blocks, strict=True)}
             else:
                 gone |= dict.fromkeys(event.keys)
-                added = {key: block for key, block in added.items() if key not in gone}
+                added = {key: place for key, place in added.items() if key not in gone}
         if gone:
             for coming in self._coming:
                 if coming.replica == replica and coming.when_s > begin_s:  # it was lost before it was there
-                    for key in gone.keys() & coming.blocks.keys():
-                        del coming.blocks[key]
-            self._push(begin_s, replica, is_other, dict[Key, int | None](gone))
+                    for key in gone.keys() & coming.places.keys():
+                        del coming.places[key]
+            self._push(begin_s, replica, dict[Key, Place | None](gone))
         if added:
-            self._push(end_s, replica, is_other, added)
+            self._push(end_s, replica, added)
 
-    def _push(self, when_s: float, replica: int, is_other: bool, blocks: dict[Key, int | None]) -> None:
-        heapq.heappush(self._coming, _Coming(when_s, next(self._numbers), replica, is_other, blocks))
+    def _push(self, when_s: float, replica: int, places: dict[Key, Place | None]) -> None:
+        heapq.heappush(self._coming, _Coming(when_s, next(self._numbers), replica, places))
         self.until(self.duplicates.at_s)
 
-    def _set(self, coming: _Coming, key: Key, block: int | None) -> None:
-        """A replica has a content in this block from now on; None: it has it no more."""
-        known, replica = self.others if coming.is_other else self.holders, coming.replica
-        holders = known.setdefault(key, {})
-        if (block is None) == (replica not in holders):
-            if not holders:
-                del known[key]
-            return
-        size = 0 if coming.is_other else self.pools[replica].block_size
-        if block is None:
-            del holders[replica]
-            self.duplicates.add(-size, -size if holders else 0)
-            if not holders:
-                del known[key]
-        else:
-            self.duplicates.add(size, size if holders else 0)
-            holders[replica] = block
-        if (prefix := self._hot_of.get(key)) is not None:
-            count = self._hot_blocks.get((prefix, replica), 0) + (1 if block is not None else -1)
+    def _set(self, replica: int, key: Key, place: Place | None) -> None:
+        """A replica has a content in this place from now on; None: it has it no more."""
+        holders, change = self.holders.setdefault(key, {}), 0
+        if place is not None and replica not in holders:
+            self.duplicates.add(place.tokens, place.tokens if holders else 0)
+            holders[replica], change = place, 1
+        elif place is None and (had := holders.pop(replica, None)) is not None:
+            self.duplicates.add(-had.tokens, -had.tokens if holders else 0)
+            change = -1
+        if not holders:
+            del self.holders[key]
+        if change and (prefix := self._hot_of.get(key)) is not None:
+            count = self._hot_blocks.get((prefix, replica), 0) + change
             self._hot_blocks[prefix, replica] = count
             now = Held(self.duplicates.at_s, prefix, replica, count)
             if self.history and self.history[-1][:3] == now[:3]:

@@ -77,11 +77,12 @@ class NeighbourTier(ElsewhereTier):
         keys, source = self._asked[::-1], self._source
         self._asked = []
         pool = self._pools[source]
-        slot = lend(pool, [self._holdings.of(key)[source] for key in keys])
+        places = [self._holdings.of(key)[source] for key in keys]
+        slot = lend(pool, [place.block for place in places])
         self._replicas[source].core.lent.add(slot)
         pull = _Pull(source, slot, set(keys))
         self._under_way |= dict.fromkeys(keys, pull)
-        tokens = sum(key in self._holdings.holders for key in keys) * pool.block_size
+        tokens = sum(place.tokens for place in places)
         sent = Transfer("", source, self._index, ready_s, start_s, end_s, num_bytes, tokens)
         self._unnamed.append((keys[0], sent))
 
@@ -96,7 +97,8 @@ class NeighbourTier(ElsewhereTier):
 
     def lose(self, source: int, now: float) -> None:
         """A replica dies: pulls from it come to nothing, and those to it if it is this one."""
-        break_off(self.pulls, source, now, lambda sent: (self._ends[sent.source], self._link.own))
+        break_off(self.pulls, source, now)
+        (self._link.own if source == self._index else self._ends[source]).break_off(now)
         for key, pull in self._under_way.items():
             if pull.source == source:
                 self._replica.lose_load(self._replica.loading[key], now)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol, Self, overload
 
 import numpy as np
@@ -18,25 +18,34 @@ from kvlab.splitmix import STEP, mix
 TOKEN_BYTES = 8
 
 
-class RoutedPrompt:
-    """A request as routers see it, with the keys of its prompt's blocks: equal keys are equal prefixes."""
+class KeyedPrompt:
+    """A prompt with the keys of its blocks, under a `salt`. `pack` gives its tokens, of `token_bytes` each."""
 
-    def __init__(self, request: Request, session: str) -> None:
-        self.request_id, self.session = request.request_id, session
-        self.prompt_tokens = len(request.prompt_token_ids)
-        self.output_tokens = request.sampling.max_tokens
-        self._request = request
+    def __init__(self, pack: Callable[[], bytes], salt: Salt, token_bytes: int = TOKEN_BYTES) -> None:
+        self._pack, self._salt, self._token_bytes = pack, salt, token_bytes
         self._keys: dict[tuple[int, int, int], BlockKeys] = {}
 
     def keys(self, block_size: int, most: int = 2**31, group: int = 0) -> Sequence[Key]:
         """See RoutedRequest: the keys that a pool's contents have, those of a group of layers."""
         found = self._keys.get((block_size, most, group))
         if found is None:
-            prompt = self._request.prompt_token_ids
-            packed = (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
-            found = BlockKeys(packed, block_size * TOKEN_BYTES, self._request.salt, most, group)
+            found = BlockKeys(self._pack(), block_size * self._token_bytes, self._salt, most, group)
             self._keys[block_size, most, group] = found
         return found
+
+
+class RoutedPrompt(KeyedPrompt):
+    """A request as routers see it."""
+
+    def __init__(self, request: Request, session: str) -> None:
+        self.request_id, self.session = request.request_id, session
+        self.prompt_tokens = len(prompt := request.prompt_token_ids)
+        self.output_tokens = request.sampling.max_tokens
+
+        def pack() -> bytes:
+            return (prompt.to_array() if isinstance(prompt, HashedPrompt) else array("q", prompt)).tobytes()
+
+        super().__init__(pack, request.salt)
 
 
 class BlockKeys(Sequence[Key]):

@@ -111,6 +111,15 @@ class Replica:
         self.sent_s.append(now)
         self.due_s = min(self.due_s, max(now, self.engine.clock.now()))
 
+    def abort(self, request_id: str, now: float) -> bool:
+        """End a request that it has now, whatever it waits for. False if it is not here."""
+        if request_id not in self._open:
+            return False
+        self.engine.clock.wait_until(now)
+        self.engine.abort(request_id)
+        self.settle(progressed=True)  # its memory comes back in a step
+        return True
+
     def _end_sample(self, sent: _Open, record: RequestRecord) -> None:
         sent.samples -= 1
         sent.ended.append(replace(record, replica=self.index))

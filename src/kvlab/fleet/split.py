@@ -1,6 +1,6 @@
 """Prefill and decode on different replicas: some compute prompts, the others pull their K and V."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -68,14 +68,12 @@ class Split:
         """A replica is about to die: its transfers break off. What was to be pulled from it is computed where it
         was to go.
         """
-        break_off(self.transfers, replica, now, self._ends_of)
+        break_off(self.transfers, replica, now)
+        for end in (self._sending[replica], self._receiving[replica]):
+            end.break_off(now)
         for name in [name for name, source in self._sources.items() if source == replica]:
             self._fleet.lost_tokens += self._computed.pop(name, 0)
             self._lose_source(name, now)
-
-    def _ends_of(self, sent: Transfer) -> Iterable[LinkEnd]:
-        """The sides of links that a transfer keeps busy."""
-        return self._sending[sent.source], self._receiving[sent.target]
 
     def _lose_source(self, name: str, now: float) -> None:
         """The blocks that are kept of a request's prompt are lost, and what of them is on its way."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from kvlab.engine.clock import Clock
-from kvlab.fleet.transfer import LinkEnd, LinkRate, PrefillTime, PullLink
+from kvlab.fleet.transfer import LinkRate, PrefillTime, PullLink
 from kvlab.kv.content_log import Stored
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.lending import follow
@@ -81,7 +81,8 @@ class StoreSide(ElsewhereTier):
                 self._contents.drop(key)
                 self.counts.stored -= 1
         self._writing.clear()
-        self._write.own, self._load.own = LinkEnd(), LinkEnd()
+        for link in (self._write, self._load):
+            link.own.break_off(now)
 
     def wanted(self, keys: Sequence[Key], before: int, *, again: bool = False) -> int:
         return len(keys) if self.is_worth(keys, before, len(keys)) else 0

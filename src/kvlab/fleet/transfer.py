@@ -1,7 +1,9 @@
 """K and V on their way from one replica to another."""
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvlab.config.fleet import LinkConfig
@@ -28,42 +30,39 @@ class Transfer:
     tokens: int = 0  # of a prefix that is pulled from a neighbour
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LinkEnd:
     """A replica's side of the links: it sends, or receives, one transfer after the other."""
 
-    _ends_s: deque[float] = field(default_factory=deque)  # of the planned transfers, in order
+    _planned: deque[tuple[float, LinkEnd]] = field(default_factory=deque)  # their ends, in order, and other ends
 
     @property
     def free_s(self) -> float:
         """When all planned transfers have ended."""
-        return self._ends_s[-1] if self._ends_s else 0.0
+        return self._planned[-1][0] if self._planned else 0.0
 
-    def take(self, now: float, end_s: float) -> None:
-        """A transfer is planned that ends then. Nothing breaks off before `now`."""
-        while self._ends_s and self._ends_s[0] <= now:
-            self._ends_s.popleft()
-        self._ends_s.append(end_s)
+    def take(self, other: LinkEnd, now: float, end_s: float) -> None:
+        """A transfer with another end is planned that ends then. Nothing breaks off before `now`."""
+        for own, its in ((self, other), (other, self)):
+            while own._planned and own._planned[0][0] <= now:
+                own._planned.popleft()
+            own._planned.append((end_s, its))
 
-    def cut(self, end_s: float) -> None:
-        """The transfer that was to end then breaks off. Those planned behind it keep their times. If it was the
-        last, its time is free again.
+    def break_off(self, now: float) -> None:
+        """Its replica dies, and all transfers end, at their other ends too. Those planned behind them keep their
+        times. If one was the last, its time is free again.
         """
-        if end_s in self._ends_s:
-            self._ends_s.remove(end_s)
+        for end_s, other in [planned for planned in self._planned if planned[0] > now]:
+            self._planned.remove((end_s, other))
+            if (end_s, self) in other._planned:
+                other._planned.remove((end_s, self))
 
 
-def break_off(
-    transfers: list[Transfer], replica: int, now: float, ends: Callable[[Transfer], Iterable[LinkEnd]]
-) -> None:
-    """A replica dies: transfers from and to it end now, which frees their `ends` (see LinkEnd.cut). Those that have
-    not begun are taken out of the list.
-    """
+def break_off(transfers: list[Transfer], replica: int, now: float) -> None:
+    """A replica dies: transfers from and to it end now. Those that have not begun are taken out of the list."""
     for place in reversed(range(len(transfers))):
         sent = transfers[place]
         if replica in (sent.source, sent.target) and sent.end_s > now:
-            for end in ends(sent):
-                end.cut(sent.end_s)
             transfers[place : place + 1] = [replace(sent, end_s=now)] if sent.start_s < now else []
 
 
@@ -134,8 +133,7 @@ class PullLink(Link):
         source = self._source()
         start_s = max(ready_s, source.free_s, self.own.free_s)
         end_s = start_s + self.seconds(num_bytes)
-        for end in (source, self.own):
-            end.take(ready_s, end_s)
+        self.own.take(source, ready_s, end_s)
         self._note(ready_s, start_s, end_s, num_bytes)
         return end_s
 

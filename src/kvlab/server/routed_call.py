@@ -7,9 +7,7 @@ from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
-from kvlab.core import Salt
-from kvlab.fleet.prefixes import TOKEN_BYTES, BlockKeys
-from kvlab.kv.tiers.base import Key
+from kvlab.fleet.prefixes import TOKEN_BYTES, KeyedPrompt
 from kvlab.workloads.prompt_blocks import as_text, prompts_of
 
 _TEXT_BYTES = 4  # that stand for a token, where there is no tokenizer
@@ -26,7 +24,7 @@ def asked_of(body: bytes) -> dict[str, Any] | None:
     return asked if isinstance(asked, dict) and any(asked.get(name) for name in _PROMPTS) else None
 
 
-class RoutedCall:
+class RoutedCall(KeyedPrompt):
     """A call with a prompt (RoutedRequest). Without `tokens` the bytes of its text stand for them.
 
     `session`: a name of its conversation, of which a hash is kept; None: its `prompt_cache_key` or `user`.
@@ -45,19 +43,10 @@ class RoutedCall:
         self.session = self.session or self.request_id
         limit = next((asked[name] for name in _LIMITS if type(asked.get(name)) is int), 0)
         self.output_tokens: int = limit
-        self._packed, self._token_bytes = _packed(prompt_of(asked), tokens)
-        self.prompt_tokens = -(-len(self._packed) // self._token_bytes)
+        packed, token_bytes = _packed(prompt_of(asked), tokens)
+        self.prompt_tokens = -(-len(packed) // token_bytes)
         salt = asked.get("cache_salt")
-        self._salt: Salt = salt if isinstance(salt, str) else None
-        self._keys: dict[tuple[int, int], BlockKeys] = {}
-
-    def keys(self, block_size: int, most: int = 2**31) -> Sequence[Key]:
-        """See RoutedRequest."""
-        found = self._keys.get((block_size, most))
-        if found is None:
-            found = BlockKeys(self._packed, block_size * self._token_bytes, self._salt, most)
-            self._keys[block_size, most] = found
-        return found
+        super().__init__(lambda: packed, salt if isinstance(salt, str) else None, token_bytes)
 
 
 def prompt_of(asked: Mapping[str, Any]) -> Any:

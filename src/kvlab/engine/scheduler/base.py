@@ -229,8 +229,8 @@ class Scheduler:
             self._prefilling.append(sequence)
 
     def loaded(self, slots: Iterable[int]) -> list[Sequence]:
-        """What the sequences of these slots waited for is there: they are in prefill from now on."""
-        sequences = [self._loading.pop(slot) for slot in slots]
+        """What the sequences of these slots waited for is there: those that have not ended are in prefill now."""
+        sequences = [self._loading.pop(slot) for slot in slots if slot in self._loading]
         for sequence in sequences:
             sequence.status = SequenceStatus.RUNNING
         self._prefilling += sequences
