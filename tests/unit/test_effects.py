@@ -31,7 +31,6 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("kv.eviction=fifo", "kv=paged with", ("kv=contiguous",)),
         ("scheduler.prefill_wait_tokens=64", "scheduler.prefill_wait_steps", ()),
         ("scheduler.speculation.prompt_lookup_max=8", "scheduler.speculation.method=ngram", ()),
-        ("executor.memory_utilization=0.5", "executor=simulated, unless", (*SIMULATED, "kv.memory=1GiB")),
         ("attention.prefer=['sdpa']", "attention.backend=auto", ("attention=concat",)),
         ("debug.faults.seed=3", "debug.faults.rate of more than 0", ()),
         ("tracking.experiment=mine", "tracking=mlflow", ("tracking=off",)),
@@ -52,7 +51,7 @@ def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tu
         (*SIMULATED, "framework=sglang"),
         (*SIMULATED, "workload=chat"),
         (*SIMULATED, "workload=parallel_sampling"),
-        (*SIMULATED, "executor.memory_utilization=0.5"),
+        (*SIMULATED, "executor.memory_utilization=0.99", "kv.memory=4GiB"),  # it limits what may be given
         (*LINES, "kv.quota=0.3", "kv.pinned_share=0.3"),
         ("workload=recorded", "workload.path=trace.jsonl"),
         (*SERVER, "engine.timeout_s=5", "workload.priorities=2"),

@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from kvlab.config.executor import ExecutorConfig
 from kvlab.config.run import RunConfig
-from kvlab.config.server_defaults import server_defaults
 from kvlab.config.workload import FILES
 from kvlab.registry import registry
 from kvlab.secrets import redacted
@@ -19,7 +17,6 @@ class Condition(NamedTuple):
     is_read: Callable[[RunConfig], bool]
     by: str  # what reads it, in words
     but: tuple[str, ...] = ()  # settings below the key that have a condition of their own
-    usual: Callable[[RunConfig], object] | None = None  # what it is where nobody gave it; None: the schema's
 
 
 def _each(section: str, names: str, is_read: Callable[[RunConfig], bool], by: str) -> Iterator[Condition]:
@@ -55,13 +52,6 @@ def _sees_prefixes(config: RunConfig) -> bool:
 
 def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
-
-
-def _utilization(config: RunConfig) -> float:
-    """That of a simulated server which nobody told another."""
-    hardware, framework = config.hardware, config.framework
-    usual = hardware and server_defaults(framework.name, hardware.name, hardware.memory, framework.version)
-    return (usual or ExecutorConfig).memory_utilization
 
 
 def _is_synthetic(config: RunConfig) -> bool:
@@ -160,12 +150,7 @@ CONDITIONS = (
     ),
     *_each("framework", "name version", _is_simulated, "simulated devices, as hardware=h100_sxm"),
     *_each("executor", "threads device", lambda config: not _is_simulated(config), "executors that compute"),
-    Condition(
-        "executor.memory_utilization",
-        lambda config: _is_simulated(config) and config.kv.num_blocks is None and config.kv.memory is None,
-        "executor=simulated, unless kv.num_blocks or kv.memory gives the size of the cache",
-        usual=_utilization,
-    ),
+    Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
     Condition("workload.arrival", _has_arrivals, "workloads other than jsonl, whose lines have arrival_s"),
@@ -327,9 +312,7 @@ def without_effect(config: RunConfig) -> list[str]:
         for group in groups:
             section = getattr(section, group)
         for key, value in _set(section, name, condition.key):
-            if key.removeprefix(f"{condition.key}.") in condition.but or (
-                condition.usual is not None and value == condition.usual(config)
-            ):
+            if key.removeprefix(f"{condition.key}.") in condition.but:
                 continue
             text = f"{key}={redacted(key, value)} has no effect here: it is read by {condition.by}"
             sentences.setdefault(key, text)
