@@ -112,6 +112,7 @@ Feature: Right by default
         | fleet.replicas=2 fleet.router=precise fleet.prefixes=none | fleet.weights.prefix=2.0 | a router that sees prefixes              |
         | fleet.replicas=2 fleet.router=precise fleet.prefixes=none fleet.store=1MiB | fleet.store_weight=0.5 | fleet.store, with a router that sees prefixes |
         |                                       | executor.threads=2          | executors that compute                            |
+        | executor.timing=roofline              | hardware.link_gb_s=9        | executor.tensor_parallel of 2 or more             |
         |                                       | executor.timing_path=x      | executor=simulated executor.timing=fitted         |
 
   Rule: A key that is not there is answered with the one that was meant

@@ -36,7 +36,7 @@ Feature: Runs
 
       Examples:
         | override                   | message                                                                       |
-        | kv.num_blocks=many         | kv.num_blocks=many ... 'many' of type 'str' could not be converted to Integer |
+        | kv.num_blocks=many         | kv.num_blocks=many: must be a whole number                                    |
         | kv.num_blokcs=8            | kv.num_blokcs=8: unknown; did you mean kv.num_blocks?                         |
         | scheduler.max_batch_size=0 | scheduler.max_batch_size=0: must be a number, at least 1                      |
         | kv.memory=12parsecs        | kv.memory=12parsecs: is not a size; write for example 512MiB                  |

@@ -136,8 +136,20 @@ Feature: Simulation
       Then the message says "warning: framework.fp8_scales=static has no effect here: the model has no weights in fp8 ... framework.expert_kernels=triton has no effect here: the model has no experts"
       When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b hardware=h100_sxm executor.weights=fp8 framework.fp8_scales=static framework=sglang" on a tiny model
       Then nothing is said of "framework."
-      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_30b_a3b hardware=h100_sxm framework.expert_kernels=triton" on a tiny model
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_30b_a3b hardware=h200_sxm framework.expert_kernels=triton" on a tiny model
       Then nothing is said of "framework.expert_kernels"
+
+    @R29.21
+    Scenario Outline: Kernels that were not measured, and all-reduces that there are none of
+      Given the tables of measured operations
+      When I run "executor=simulated executor.dtype=bfloat16 <deployment> <setting> workload.num_requests=2 figures=false" on a tiny model
+      Then the message says "warning: <setting> has no effect here: <why>"
+
+      Examples:
+        | deployment                                             | setting                             | why                                                                    |
+        | model=qwen3_30b_a3b hardware=h100_sxm framework=sglang | framework.expert_kernels=triton     | sglang ... on h100_sxm lacks such kernels for the model's experts      |
+        | model=gpt_oss_20b hardware=h100_sxm                    | framework.expert_kernels=trtllm_gen | vllm ... on h100_sxm lacks such kernels for the model's experts        |
+        | model=qwen3_8b hardware=h100_sxm                       | framework.fused_allreduce_mib=4.0   | no all-reduce ends in the norm behind it                               |
 
     @R23.3
     Scenario: What measured operations alone read is named where the roofline times steps

@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from kvlab.config import RunConfig
-from kvlab.config.effects import CONDITIONS
+from kvlab.config.effects import CONDITIONS, Condition
 from kvlab.registry import KEYS, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,9 +100,17 @@ def page() -> str:
         folder = ROOT / "conf" / group
         files = [_files(folder)] if folder.is_dir() else []
         parts.append("\n\n".join([f"## {group}", GROUPS[group], *files, _table(known)]))
-    rows = [f"| `{condition.key}` | {_cell(condition.by)} |" for condition in CONDITIONS]
+    rows = [
+        f"| {', '.join(map(_key, several))} | {_cell(by)} |"
+        for by, several in groupby(CONDITIONS, lambda condition: condition.by)
+    ]
     parts.append("\n".join([EFFECTS, "| setting | is read by |", "|---|---|", *rows]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _key(condition: Condition) -> str:
+    names = ", ".join(f"`{name}`" for name in condition.but)
+    return f"`{condition.key}`" + (f" (but {names})" if names else "")
 
 
 def _choices(conf: Path, title: str, groups: tuple[str, ...]) -> str:

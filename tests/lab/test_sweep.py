@@ -206,6 +206,7 @@ def test_a_run_that_the_store_did_not_take_is_in_the_exit_code_of_its_sweep(
     ended = lab.here("-m", "kv.num_blocks=8,9")
     assert ended.code == 1, ended.output
     assert "2 runs: 2 finished" in ended.output
+    assert [run.state for run in lab.parents()] == ["FINISHED"]
 
 
 def test_optimize_that_no_run_has_lists_what_there_is(lab: Lab) -> None:
@@ -246,7 +247,12 @@ def test_a_sweep_that_still_runs_is_not_resumed(lab: Lab) -> None:
     assert lab.here("-m", "kv.num_blocks=8,9").code == 0
     # As if the sweep were still open: this process is alive.
     (parent,) = lab.parents()
-    open_store(TrackingConfig(uri=lab.uri), lab.base).call("update_run", parent.run_id, status="RUNNING")
+    store = open_store(TrackingConfig(uri=lab.uri), lab.base)
+    store.call("update_run", parent.run_id, status="RUNNING")
     ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true")
     assert ended.code == 2
     assert "resume=true: 'sweep kv.num_blocks' of this sweep is still running, as process" in ended.output
+    store.call("set_tag", parent.run_id, "kvlab.process", "elsewhere:12:1")
+    ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="again")
+    assert ended.code == 0
+    assert "'sweep kv.num_blocks' was left running on another machine, elsewhere, as process 12" in ended.output

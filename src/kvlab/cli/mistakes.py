@@ -69,6 +69,9 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason += f", or write one text, as \"{name}='...'\"" if kind_of(name) is str else ""
     elif "is not a ListConfig" in reason or "with ListConfig" in reason or "Ambiguous value" in reason:
         reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
+    elif wrong := re.search(r"could not be converted to (Integer|Float)|is not a valid (bool)", reason):
+        kind = {"Integer": "a whole number", "Float": "a number"}.get(wrong[1], "true or false")
+        reason = f"must be {kind}"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))

@@ -46,7 +46,10 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
         if (sweeper := hydra_config.runtime.choices["hydra/sweeper"]) != "kvlab":
             fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
         directory = directory / str(hydra_config.job.num)
-        point = read_plan(Path(hydra_config.sweep.dir)).job(directory.name)
+        plan = read_plan(Path(hydra_config.sweep.dir))
+        point = plan.job(directory.name)
+        if not point.in_sweep_process:
+            _end_with_sweep(plan.process)
     try:
         made = composition(cfg, group_choices(hydra_config.runtime.choices))
         config = made.config
@@ -95,12 +98,28 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             fail(str(error))
         raise
     if point is not None:
-        if result.status == "interrupted" and point.in_sweep_process:
+        if not point.in_sweep_process:
+            _end_with_sweep(plan.process)  # a first signal stopped the run alone
+        elif result.status == "interrupted":
             raise KeyboardInterrupt  # it was meant for the sweep
         return {**dataclasses.asdict(result), "choices": context.choices}
     if result.status != "finished" or result.tracking_error or result.unwritten:
         sys.exit(130 if result.status == "interrupted" else 1)
     return None
+
+
+def _end_with_sweep(process: str) -> None:
+    """Do not outlive the sweep whose point this process is to run, which may be killed: what is queued is left to
+    the sweep that resumes it, and a run in progress is interrupted.
+    """
+    from kvlab.lab.processes import end_with
+    from kvlab.lab.tracking.process import is_alive, number_here
+
+    if is_alive(process) is False:
+        sys.stdout.flush()
+        os._exit(1)  # where SystemExit is taken for a failed job
+    if (number := number_here(process)) == os.getppid():
+        end_with(number)
 
 
 def _was_done(config: RunConfig) -> bool:

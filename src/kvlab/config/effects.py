@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from kvlab.config.run import RunConfig
 from kvlab.config.workload import FILES
 from kvlab.registry import registry
+from kvlab.secrets import redacted
 
 
 class Condition(NamedTuple):
@@ -15,6 +16,12 @@ class Condition(NamedTuple):
     key: str
     is_read: Callable[[RunConfig], bool]
     by: str  # what reads it, in words
+    but: tuple[str, ...] = ()  # settings below the key that have a condition of their own
+
+
+def _each(section: str, names: str, is_read: Callable[[RunConfig], bool], by: str) -> Iterator[Condition]:
+    """The same condition of several settings of a section."""
+    return (Condition(f"{section}.{name}", is_read, by) for name in names.split())
 
 
 def _chosen(key: str, *names: str) -> Callable[[RunConfig], bool]:
@@ -48,13 +55,52 @@ def _is_simulated(config: RunConfig) -> bool:
 
 
 def _is_synthetic(config: RunConfig) -> bool:
-    return config.workload.source == "synthetic"
+    return _chosen("workload.source", "synthetic")(config)
+
+
+def _has_arrivals(config: RunConfig) -> bool:
+    return config.workload.source != "jsonl"
+
+
+def _pins(config: RunConfig) -> bool:
+    return config.workload.pin_prefix or not _chosen("workload.source", "synthetic", "chat")(config)
+
+
+_is_own = _chosen("engine.kind", "kvlab")
+
+
+def _is_started(config: RunConfig) -> bool:
+    return config.engine.kind != "openai"
+
+
+def _is_other(config: RunConfig) -> bool:
+    return config.engine.kind != "kvlab"
+
+
+_is_process = _chosen("engine.kind", "vllm", "llamacpp", "transformers_continuous", "transformers_static")
+_asks_server = _chosen("engine.kind", "openai")
+#: Of kvlab's own engine, what engines in processes of their own are told too, and what says where it runs.
+_TOLD = {
+    "kv": "backend block_size num_blocks memory prefix_sharing",
+    "scheduler": "policy max_batch_size max_batched_tokens max_wait_ms",
+    "executor": "device dtype threads",
+    "attention": "",
+}
 
 
 #: The settings that not every choice reads, beside those that their own checks refuse. The page of all settings has
 #: them as a table.
 CONDITIONS = (
-    Condition("scheduler.max_wait_ms", _chosen("scheduler.policy", "static"), "scheduler=static"),
+    *(Condition(key, _is_own, "engine=kvlab", tuple(names.split())) for key, names in _TOLD.items()),
+    *(each for told in _TOLD.items() for each in _each(*told, _is_started, "engines that a run starts")),
+    *_each("engine", "url model api_key extensions max_in_flight metrics_s", _asks_server, "engine=openai"),
+    *_each("engine", "python start_timeout_s", _is_process, "engines in a process of their own, as engine=vllm"),
+    *_each("engine", "timeout_s version options", _is_other, "other engines than kvlab"),
+    Condition(
+        "scheduler.max_wait_ms",
+        lambda config: config.scheduler.policy == "static" or config.engine.kind == "transformers_static",
+        "scheduler=static",
+    ),
     Condition(
         "scheduler.max_decode_seqs",
         _chosen("scheduler.order", "decode_round_robin"),
@@ -71,7 +117,30 @@ CONDITIONS = (
         lambda config: not config.scheduler.reserves_output,
         "schedulers that do not reserve whole answers (scheduler.reserve_output=false)",
     ),
-    Condition("kv.eviction", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
+    Condition(
+        "scheduler.prefill_wait_tokens",
+        lambda config: config.scheduler.prefill_wait_steps > 0,
+        "scheduler.prefill_wait_steps of 1 or more",
+    ),
+    *_each(
+        "scheduler.speculation",
+        "num_speculative_tokens prompt_lookup_min prompt_lookup_max",
+        lambda config: config.scheduler.speculation.method is not None,
+        "scheduler.speculation.method=ngram",
+    ),
+    Condition(
+        "kv.eviction",
+        lambda config: config.kv.prefix_sharing and config.kv.backend != "contiguous",
+        "kv=paged with kv.prefix_sharing=true",
+    ),
+    Condition("kv.pinned_share", _pins, "workload.pin_prefix=true, and pin_tokens of workload=jsonl"),
+    Condition("kv.pin_ttl_s", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
+    Condition("workload.pin_prefix", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
+    Condition(
+        "kv.quota",
+        lambda config: config.workload.salt_groups or not _is_synthetic(config),
+        "workload.salt_groups=true, and the salts of workload=jsonl",
+    ),
     Condition(
         "kv.offload_eviction", lambda config: bool(config.kv.offload or config.kv.offload_disk), "kv.offload"
     ),
@@ -79,22 +148,23 @@ CONDITIONS = (
     Condition(
         "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
     ),
-    *(
-        Condition(f"framework.{name}", _is_simulated, "simulated devices, as hardware=h100_sxm")
-        for name in ("name", "version")
-    ),
-    Condition("executor.threads", lambda config: not _is_simulated(config), "executors that compute"),
+    *_each("framework", "name version", _is_simulated, "simulated devices, as hardware=h100_sxm"),
+    *_each("executor", "threads device", lambda config: not _is_simulated(config), "executors that compute"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
+    Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
+    Condition("workload.arrival", _has_arrivals, "workloads other than jsonl, whose lines have arrival_s"),
     Condition(
         "workload.rate",
-        lambda config: config.workload.arrival not in ("burst", "trace"),
+        lambda config: _has_arrivals(config) and config.workload.arrival not in ("burst", "trace"),
         "workload.arrival=poisson, uniform or gamma; all requests at once have no rate, and those of a trace have "
         "times (workload.rate_scale)",
     ),
-    *(
-        Condition(f"fleet.{name}", lambda config: config.fleet.replicas > 1, "fleet.replicas of 2 or more")
-        for name in ("router", "life", "store", "neighbours")
+    *_each(
+        "fleet",
+        "router life store neighbours",
+        lambda config: config.fleet.replicas > 1,
+        "fleet.replicas of 2 or more",
     ),
     Condition("fleet.load", _sees_load, f"the routers {', '.join(_OF_LOAD)} of 2 replicas or more"),
     Condition(
@@ -103,13 +173,11 @@ CONDITIONS = (
         "a router whose view of load is polled (fleet.load)",
     ),
     Condition("fleet.prefixes", _sees_prefixes, f"the routers {', '.join(_OF_PREFIXES)} of 2 replicas or more"),
-    *(
-        Condition(
-            f"fleet.{name}",
-            lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "events",
-            "a router that learns prefixes from events (fleet.prefixes)",
-        )
-        for name in ("events_ms", "events_lost")
+    *_each(
+        "fleet",
+        "events_ms events_lost",
+        lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "events",
+        "a router that learns prefixes from events (fleet.prefixes)",
     ),
     Condition(
         "fleet.memory_blocks",
@@ -121,9 +189,8 @@ CONDITIONS = (
         lambda config: config.fleet.replicas > 1 and config.fleet.scale.on is not None,
         "fleet.scale.on, with fleet.replicas of 2 or more",
     ),
-    *(
-        Condition(f"fleet.{name}", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more")
-        for name in ("split_tokens", "handshake")
+    *_each(
+        "fleet", "split_tokens handshake", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"
     ),
     Condition(
         "fleet.prefill_scale",
@@ -159,8 +226,68 @@ CONDITIONS = (
     Condition("workload.burstiness", lambda config: config.workload.arrival == "gamma", "workload.arrival=gamma"),
     Condition("workload.think_s", lambda config: config.workload.turns > 1, "workload.turns of 2 or more"),
     Condition("workload.zipf", lambda config: config.workload.num_groups > 1, "workload.num_groups of 2 or more"),
-    Condition("workload.group_len", _is_synthetic, "synthetic workloads"),
-    Condition("workload.system_len", _is_synthetic, "synthetic workloads"),
+    Condition(
+        "workload.num_groups",
+        lambda config: config.workload.group_len > 0 or config.workload.salt_groups,
+        "workload.group_len of 1 or more, or workload.salt_groups=true",
+    ),
+    *_each(
+        "workload",
+        "prompt_len system_len group_len num_groups salt_groups pin_prefix zipf turns priorities",
+        _is_synthetic,
+        "synthetic workloads",
+    ),
+    Condition(
+        "workload.num_requests",
+        lambda config: config.workload.source not in FILES,
+        "synthetic workloads and chat; of a trace workload.window and workload.sample take a part",
+    ),
+    Condition(
+        "workload.output_len",
+        _chosen("workload.source", "synthetic", "chat", "recorded"),
+        "synthetic workloads, chat and recorded",
+    ),
+    *_each(
+        "workload.prompt_len",
+        "median sigma",
+        lambda config: config.workload.prompt_len.distribution == "lognormal",
+        "workload.prompt_len.distribution=lognormal",
+    ),
+    *_each(
+        "workload.output_len",
+        "median sigma",
+        lambda config: config.workload.output_len.distribution == "lognormal",
+        "workload.output_len.distribution=lognormal",
+    ),
+    Condition(
+        "workload.priorities",
+        lambda config: (
+            not _is_own(config)
+            or _chosen("scheduler.order", "priority")(config)
+            or config.scheduler.preemption.victim not in (None, "last_admitted", "fewest_generated")
+        ),
+        "scheduler.order=priority and scheduler.preemption.victim=priority",
+    ),
+    Condition(
+        "workload.temperature",
+        # Several samples of a prompt need one, and equal ones are what they would be without.
+        lambda config: not _is_simulated(config) or config.workload.samples > 1,
+        "executors that compute; simulated ones draw tokens of their own",
+    ),
+    Condition(
+        "workload.ignore_eos",
+        lambda config: not _is_simulated(config) or config.workload.source == "chat",  # which has it from its file
+        "executors that compute; simulated ones never draw an end of sequence",
+    ),
+    *_each(
+        "debug.faults", "kind seed", lambda config: config.debug.faults.rate > 0, "debug.faults.rate of more than 0"
+    ),
+    *_each(
+        "tracking",
+        "uri experiment artifacts timeout_s system_metrics",
+        lambda config: config.tracking.backend != "off",
+        "tracking=mlflow",
+    ),
     Condition(
         "workload.block_tokens",
         lambda config: config.workload.source in ("mooncake", "timed_trace"),
@@ -185,7 +312,10 @@ def without_effect(config: RunConfig) -> list[str]:
         for group in groups:
             section = getattr(section, group)
         for key, value in _set(section, name, condition.key):
-            sentences.setdefault(key, f"{key}={value} has no effect here: it is read by {condition.by}")
+            if key.removeprefix(f"{condition.key}.") in condition.but:
+                continue
+            text = f"{key}={redacted(key, value)} has no effect here: it is read by {condition.by}"
+            sentences.setdefault(key, text)
     return list(sentences.values())
 
 

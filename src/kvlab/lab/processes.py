@@ -1,6 +1,8 @@
 """Work on several cores: tasks in processes that begin as copies of this one, so that they share what it has."""
 
+import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,6 +15,7 @@ from kvlab.errors import CapacityError
 Task = TypeVar("Task", bound=Hashable)
 Result = TypeVar("Result")
 
+_SIGNAL_AT_PARENTS_END = 1  # PR_SET_PDEATHSIG of prctl(2)
 _work: Callable[[Any], Any] | None = None  # of this process
 
 
@@ -27,9 +30,8 @@ def in_processes(
     if min(processes, len(tasks)) < 2 or sys.platform != "linux":
         yield from ((task, work(task)) for task in tasks)
         return
-    executor = ProcessPoolExecutor(
-        min(processes, len(tasks)), multiprocessing.get_context("fork"), initializer=_begin, initargs=(work,)
-    )
+    copies, begun = multiprocessing.get_context("fork"), (work, os.getpid())
+    executor = ProcessPoolExecutor(min(processes, len(tasks)), copies, initializer=_begin, initargs=begun)
     before = set(multiprocessing.active_children())
     try:
         futures = {executor.submit(_do, task): task for task in tasks}
@@ -47,11 +49,20 @@ def in_processes(
         raise
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
+def end_with(parent: int) -> None:
+    """Have this process get a SIGTERM when its parent ends, by SIGKILL too; at once, if it has. On Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_END, signal.SIGTERM)
+        if os.getppid() != parent:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
     """In a process of its own: Ctrl-C goes to the one that began it."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with(parent)
     _work = work
 
 

@@ -137,6 +137,7 @@ def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str, 
             placed = (division.expert_tensor, division.experts, modes[name], load, 1)
             found = make.MoE("experts", mixture.layers, *shape, *placed)
             if tables.has(found, prefill=True):
+                tables.has_kernels |= tables.is_generated and name == _MXFP4[1]
                 return found
     raise UnmeasuredError(f"experts in {experts}")
 

@@ -101,6 +101,7 @@ class MeasuredTables:
         source, below = _VLLM_EXPERTS.get(framework.expert_kernels, ("", 0)) if tables == "vllm" else ("", 0)
         is_measured = capability < below and (systems / "data" / name / "moe" / source.replace(" ", "/")).is_dir()
         self._experts = source if is_measured else ""
+        self.has_kernels = False  # whether experts were found with the kernels that the framework's settings name
         self.fused_bytes = _fused_mib(framework, capability, tensor_parallel) * 2**20
         # Collectives were measured with more versions than all else, and over PCIe differ most between them.
         measured = [path.name for path in (systems / "data" / name / "comm" / tables).glob("*.*")]
@@ -165,6 +166,7 @@ class MeasuredTables:
         handle, version = self._other(framework)
         if not self._holds(handle, operation):
             return False
+        self.has_kernels |= _kind(operation) == "MoE"
         called = "experts" if framework == self._experts else _type(operation) or "latent attention"
         if (whose := f", {called} of {framework.split()[0]} {version}") not in self.name:
             self.name += whose
@@ -295,7 +297,7 @@ def _module(name: str) -> Any:
 
 def _fused_mib(framework: FrameworkConfig, capability: int, devices: int) -> float:
     if (given := framework.fused_allreduce_mib) is not None:
-        return given
+        return given if devices > 1 else 0.0
     if not framework.name.startswith("vllm") or (
         version_key(vllm_version(framework.name, framework.version)) < _FUSED_SINCE
     ):

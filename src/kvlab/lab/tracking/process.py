@@ -13,16 +13,19 @@ def this_process() -> str:
     return f"{platform.node()}:{os.getpid()}:{psutil.Process().create_time():.0f}"
 
 
+def number_here(process: str | None) -> int | None:
+    """The number of a process that `this_process` described; None if it is of another machine."""
+    parts = (process or "").rsplit(":", 2)
+    is_here = len(parts) == 3 and parts[0] == platform.node() and parts[1].isdigit()
+    return int(parts[1]) if is_here else None
+
+
 def is_alive(process: str | None) -> bool | None:
     """Whether the process that `this_process` described still runs; None where that cannot be known from here."""
-    parts = (process or "").rsplit(":", 2)
-    if len(parts) != 3:
-        return None
-    host, pid, start = parts
-    if host != platform.node() or not pid.isdigit():
+    if process is None or (number := number_here(process)) is None:
         return None
     try:
-        there = psutil.Process(int(pid))
+        there, start = psutil.Process(number), process.rpartition(":")[2]
         return bool(abs(there.create_time() - float(start)) <= _SLACK_S and there.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

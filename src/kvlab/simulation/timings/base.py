@@ -23,7 +23,7 @@ Counts = NDArray[np.int64]
 #: Of a device, beside its arithmetic, what a roofline reads to time steps.
 _RATES = ("bandwidth_gb_s", "bandwidth_efficiency", "compute_efficiency", "launch_us")
 _OF_KERNELS = ("fp8_scales", "expert_kernels", "fused_allreduce_mib", "device_token_us")  # of a framework
-_LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
+LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class StepTiming(Timing):
         return seconds
 
 
-def set_rates(hardware: HardwareConfig) -> list[str]:
-    """What a roofline reads of the device that is other than in its file, as key=value."""
+def set_rates(hardware: HardwareConfig, names: Sequence[str] = ()) -> list[str]:
+    """What a roofline reads of the device that is other than in its file, as key=value: of these names, or all."""
     usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | _written("hardware", hardware.name))
     return [
         f"hardware.{name}={value if isinstance(value, bool) else format(value, 'g')}"
         for name, value in _rates(asdict(hardware)).items()
-        if value != usual.get(name)
+        if value != usual.get(name) and (not names or name in names)
     ]
 
 
@@ -140,4 +140,4 @@ def _written(group: str, name: str) -> dict[str, Any]:
 
 def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
     arithmetic = {f"tflops.{dtype}": rate for dtype, rate in settings["tflops"].items()}
-    return {name: settings[name] for name in (*_RATES, *_LINKS)} | arithmetic
+    return {name: settings[name] for name in (*_RATES, *LINKS)} | arithmetic

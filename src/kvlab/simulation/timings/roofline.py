@@ -35,7 +35,7 @@ from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.config import DecoderConfig
 from kvlab.models.sparse import SparseConfig
 from kvlab.simulation.timings import TIMINGS
-from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_kernels
+from kvlab.simulation.timings.base import LINKS, Counts, Deployment, StepTiming, set_kernels, set_rates
 
 Rates = NDArray[np.float64]
 Number = TypeVar("Number", float, Rates)
@@ -78,7 +78,12 @@ class RooflineTiming(StepTiming):
     source = "what bandwidth and arithmetic give"
 
     def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
-        return self._unread(set_kernels(framework), "silicon")
+        links = set_rates(hardware, LINKS) if self.devices == 1 else []
+        alone = [
+            f"{setting} has no effect here: it is read by executor.tensor_parallel of 2 or more"
+            for setting in links
+        ]
+        return self._unread(set_kernels(framework), "silicon") + alone
 
     @classmethod
     def of(cls, deployment: Deployment) -> RooflineTiming:

@@ -133,14 +133,23 @@ class SiliconTiming(StepTiming):
         return f"silicon ({self._tables.name})"
 
     def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
-        unread = self._unread(set_rates(hardware), "roofline")
+        kernels, name = framework.expert_kernels, self._tables.name
         lacks = {
-            "fp8_scales": ("weights in fp8", _FP8[framework.fp8_scales] not in self._formats),
-            "expert_kernels": ("experts", not isinstance(self._model, SparseConfig)),
+            "the model has no weights in fp8": ("fp8_scales", _FP8[framework.fp8_scales] not in self._formats),
+            "the model has no experts": ("expert_kernels", not isinstance(self._model, SparseConfig)),
+            f"{name} lacks such kernels for the model's experts": (
+                "expert_kernels",
+                isinstance(self._model, SparseConfig) and kernels != "tables" and not self._tables.has_kernels,
+            ),
+            "no all-reduce ends in the norm behind it": (
+                "fused_allreduce_mib",
+                bool(framework.fused_allreduce_mib) and not self._fused_rows,
+            ),
         }
-        for name, (what, is_unread) in lacks.items():
-            for setting in set_kernels(framework, [name]) if is_unread else ():
-                unread.append(f"{setting} has no effect here: the model has no {what}")
+        unread = self._unread(set_rates(hardware), "roofline")
+        for why, (setting, is_unread) in lacks.items():
+            for written in set_kernels(framework, [setting]) if is_unread else ():
+                unread.append(f"{written} has no effect here: {why}")
         return unread
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:

@@ -49,28 +49,28 @@ class History:
             return continue_run(self.store, parent.run_id, own)
         return start_run(self.tracking, root=Path(), run_name=name, params=params, tags=own)
 
-    def close_open_runs(self, parent: TrackedRun, *, exclusive: bool = True) -> int:
+    def close_open_runs(self, parent: TrackedRun, *, exclusive: bool = True, ended: str | None = None) -> int:
         """Mark as interrupted the children of a parent that a killed process left open; returns their number.
 
         Raises ConfigError where the process of the parent or of a child is alive, unless several processes may work
-        at it (not `exclusive`).
+        at it (not `exclusive`), or it is the one whose work has `ended`.
         """
         running = self._children(parent, "RUNNING")
         for run in [parent, *running] if parent.state == "RUNNING" else running:
-            if exclusive and is_alive(run.tags.get("kvlab.process")):
-                host, pid, _ = run.tags["kvlab.process"].rsplit(":", 2)
+            process = run.tags.get("kvlab.process")
+            if exclusive and process != ended and is_alive(process):
+                host, pid, _ = str(process).rsplit(":", 2)
                 text = f"of this sweep is still running, as process {pid} on {host}; wait for it, or end it"
                 raise ConfigError("resume", "true", f"{run.name!r} {text}")
+        if exclusive and parent.state == "RUNNING" and is_alive(parent.tags.get("kvlab.process")) is None:
+            self.warnings.append(f"{_elsewhere(parent)} and continued here")
         closed = 0
         for run in running:
             alive = is_alive(run.tags.get("kvlab.process"))
             if not exclusive and alive is not False:
                 continue
             if alive is None:
-                self.warnings.append(
-                    f"{run.name!r} was left running on another machine, {run.tags.get('host.name', 'unknown')}; "
-                    "it is taken for dead and run again"
-                )
+                self.warnings.append(f"{_elsewhere(run)} and run again")
             mark_interrupted(self.store, run.run_id, "its process ended before the run did")
             closed += 1
         return closed
@@ -138,6 +138,14 @@ def open_history(tracking: TrackingConfig, *, required: bool = False) -> History
             raise ConfigError("resume", "true", text)
         return None
     return History(open_store(tracking, Path(), create=True), tracking)
+
+
+def _elsewhere(run: TrackedRun) -> str:
+    """What is said of a run whose process cannot be looked up."""
+    process = run.tags.get("kvlab.process", "").rsplit(":", 2)
+    where = f"{process[0]}, as process {process[1]}" if len(process) == 3 else "which is unknown"
+    text = f"{run.name!r} was left running on another machine, {where}"
+    return f"{text}: end it there if it still runs; it is taken for dead"
 
 
 def _similar_runs(model: str, workload: WorkloadConfig) -> str:

@@ -74,8 +74,8 @@ class Sweep:
         warn(*sentences(errors))
         status = RunStatus.INTERRUPTED if self.interrupted else status_of(results)
         lost = self._tracker is None or any(result.get("tracking_error") for result in self.returned.values())
-        if self._tracker is not None and not lost:
-            lost = close_parent(self._tracker, status, report) is not None
+        if self._tracker is not None:
+            lost |= close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems or plan.parallel != 1:
             # Workers that were lost, or ended with the sweep, had no time to close their runs.
@@ -83,7 +83,7 @@ class Sweep:
                 history = open_history(self._tracking)
                 parent = history and history.parent("sweep", self.plan.digest)
                 if history and parent and parent.run_id == self.plan.parent_run_id:
-                    history.close_open_runs(parent)
+                    history.close_open_runs(parent, ended=plan.process)
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
             if plan.parent_run_id:

@@ -1,0 +1,21 @@
+"""Processes that work for others."""
+
+import subprocess
+import sys
+
+_WORKER = """
+import os, signal, time
+from kvlab.lab.processes import end_with
+parent = os.getpid()
+if os.fork() == 0:
+    end_with(parent)
+    os.kill(parent, signal.SIGKILL)
+time.sleep(30)
+"""
+
+
+def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
+    # The pipe is closed when the last of both has ended.
+    command = [sys.executable, "-c", _WORKER]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, timeout=20, check=False)
+    assert ended.returncode == -9

@@ -1,0 +1,66 @@
+"""What was set and nothing reads is named, once and for what a user gave alone."""
+
+import pytest
+
+from kvlab.cli.compose import compose_run
+from kvlab.config.effects import without_effect
+
+
+def said(*words: str) -> str:
+    return "\n".join(without_effect(compose_run(words).config))
+
+
+SERVER = ("engine=openai", "engine.url=http://localhost:8000")
+LINES = ("workload=jsonl", "workload.path=requests.jsonl")
+TRACE = ("workload=azure", "workload.path=trace.csv")
+SIMULATED = ("executor=simulated", "hardware=h100_sxm")
+
+
+@pytest.mark.parametrize(
+    ("setting", "by", "others"),
+    [
+        ("workload.num_requests=100", "synthetic workloads and chat; of a trace", TRACE),
+        ("workload.turns=2", "synthetic workloads", TRACE),
+        ("workload.rate=2.0", "workload.arrival=poisson", LINES),
+        ("workload.num_groups=3", "workload.group_len of 1 or more", ()),
+        ("workload.output_len.median=50.0", "workload.output_len.distribution=lognormal", ()),
+        ("workload.priorities=3", "scheduler.order=priority", ()),
+        ("workload.temperature=0.5", "executors that compute", SIMULATED),
+        ("kv.pinned_share=0.3", "workload.pin_prefix=true", ()),
+        ("kv.quota=0.3", "workload.salt_groups=true", ()),
+        ("kv.eviction=fifo", "kv=paged with", ("kv=contiguous",)),
+        ("scheduler.prefill_wait_tokens=64", "scheduler.prefill_wait_steps", ()),
+        ("scheduler.speculation.prompt_lookup_max=8", "scheduler.speculation.method=ngram", ()),
+        ("attention.prefer=['sdpa']", "attention.backend=auto", ("attention=concat",)),
+        ("debug.faults.seed=3", "debug.faults.rate of more than 0", ()),
+        ("tracking.experiment=mine", "tracking=mlflow", ("tracking=off",)),
+        ("engine.max_in_flight=4", "engine=openai", ()),
+        ("engine.python=python", "engines in a process", SERVER),
+        ("kv.num_blocks=64", "engines that a run starts", SERVER),
+        ("scheduler.watermark=0.1", "engine=kvlab", ("engine=vllm",)),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tuple[str, ...]) -> None:
+    assert f"{setting} has no effect here: it is read by {by}" in said(*others, setting)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*SIMULATED, "kv.num_blocks=64"),
+        (*SIMULATED, "framework=sglang"),
+        (*SIMULATED, "workload=chat"),
+        (*SIMULATED, "workload=parallel_sampling"),
+        (*SIMULATED, "executor.memory_utilization=0.99", "kv.memory=4GiB"),  # it limits what may be given
+        (*LINES, "kv.quota=0.3", "kv.pinned_share=0.3"),
+        ("workload=recorded", "workload.path=trace.jsonl"),
+        (*SERVER, "engine.timeout_s=5", "workload.priorities=2"),
+        ("engine=vllm", "kv.memory=1GiB", "scheduler.max_batch_size=8", "executor=cpu"),
+    ],
+)
+def test_what_is_read_or_comes_from_a_file_is_not_named(words: tuple[str, ...]) -> None:
+    assert said(*words) == ""
+
+
+def test_a_key_that_has_no_effect_is_not_shown() -> None:
+    assert "engine.api_key=*** has no effect" in said("engine.api_key=abcdefgh")
