@@ -38,6 +38,7 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("engine.python=python", "engines in a process", SERVER),
         ("kv.num_blocks=64", "engines that a run starts", SERVER),
         ("scheduler.watermark=0.1", "engine=kvlab", ("engine=vllm",)),
+        ("framework.flashinfer_sampler=True", "simulated devices of a vLLM before 0.28", SIMULATED),
     ],
 )
 def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
+from kvlab.config.framework import version_key, vllm_version
 from kvlab.config.run import RunConfig
 from kvlab.config.workload import FILES
 from kvlab.registry import registry
@@ -52,6 +53,13 @@ def _sees_prefixes(config: RunConfig) -> bool:
 
 def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
+
+
+def _samples_at_start(config: RunConfig) -> bool:
+    framework = config.framework
+    if not _is_simulated(config) or framework.tables != "vllm" or not framework.name.startswith("vllm"):
+        return False
+    return version_key(vllm_version(framework.name, framework.version)) < (0, 28)
 
 
 def _is_synthetic(config: RunConfig) -> bool:
@@ -149,6 +157,11 @@ CONDITIONS = (
         "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
     ),
     *_each("framework", "name version", _is_simulated, "simulated devices, as hardware=h100_sxm"),
+    Condition(
+        "framework.flashinfer_sampler",
+        _samples_at_start,
+        "simulated devices of a vLLM before 0.28 (framework.version)",
+    ),
     *_each("executor", "threads device", lambda config: not _is_simulated(config), "executors that compute"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
