@@ -12,7 +12,7 @@ from kvlab.errors import KernelError
 from kvlab.kernels.cpu.attention import paged_attention
 from kvlab.kernels.cpu.native import load_formats
 from kvlab.kv.formats import FORMATS
-from tests.kernels.conftest import ARCHITECTURES
+from tests.kernels.conftest import ARCHITECTURES, build_for
 from tests.kernels.grids import folded
 from tests.kernels.paged import assert_close, bits, make_paged, plain_attention, unchanged
 
@@ -158,7 +158,7 @@ def test_libraries_of_other_instruction_sets_leave_this_one_its_readers_of_forma
     """A process may have several libraries. The loader must not give them one copy of a variable."""
     with monkeypatch.context() as patch:
         for other in ARCHITECTURES:
-            patch.setenv("KVLAB_CPU_ARCH", other)
+            build_for(other, patch)
             with suppress(KernelError):  # this processor lacks its instructions
                 load_formats()
     for head_dim in (64, 80):
