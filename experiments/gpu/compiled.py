@@ -177,9 +177,12 @@ def main() -> int:
     options = parser.parse_args()
     chosen = shapes(options.models and options.models.split(","))
     architectures = [int(one) for one in options.architectures.split(",")]
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        done = pool.map(compile_shapes, architectures, [chosen] * len(architectures))
-        lines = [line for found in done for line in found]
+    if len(architectures) == 1:
+        lines = compile_shapes(architectures[0], chosen)
+    else:
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+            done = pool.map(compile_shapes, architectures, [chosen] * len(architectures))
+            lines = [line for found in done for line in found]
     text = "\n".join([*report(lines), "", *times(architectures, chosen)]) + "\n"
     if options.write:
         options.write.write_text(text)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # which imports its statistics when they are asked for
 
 from kvlab.lab.compare.interval import Estimate, estimate, is_worse, verdict
 from kvlab.lab.results.catalogue import direction

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.gemma3 import modeling_gemma3
 
 from kvlab.models.ops import select_ops
 from kvlab.models.ops.base import Ops
@@ -58,6 +57,8 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name: str = request.param
     if name == "gemma3 capped scores":
         # Gemma3Attention of transformers 5 reads the cap and does not hand it to the attention it calls.
+        from transformers.models.gemma3 import modeling_gemma3  # which takes a second
+
         cap = VARIANTS[name][1]["attn_logit_softcapping"]
         plain: Any = modeling_gemma3.eager_attention_forward
         monkeypatch.setattr(modeling_gemma3, "eager_attention_forward", partial(plain, softcap=cap))
