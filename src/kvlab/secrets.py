@@ -58,7 +58,7 @@ def taken_from_environment() -> frozenset[str]:
 
 def redact(text: str, *addresses: str) -> str:
     """The text without credentials of URLs, secrets of the environment and those of these addresses."""
-    hidden = _values_of_environment(tuple(os.environ.items()), frozenset(_taken))
+    hidden = _values_of_environment(tuple(os.environb.items()), frozenset(_taken))
     for address in addresses:
         hidden = hidden | _secrets_of(address) | {address: redact(address)}
     found = [value for value in hidden if len(value) >= _LEAST or value.endswith("@")]
@@ -134,11 +134,13 @@ class _Redacting:
 
 
 @lru_cache(maxsize=1)  # every line that is printed asks
-def _values_of_environment(environment: tuple[tuple[str, str], ...], taken: frozenset[str]) -> dict[str, str]:
-    """Values of the environment that must not be shown, and what is shown instead."""
+def _values_of_environment(_as_it_is: tuple[tuple[bytes, bytes], ...], taken: frozenset[str]) -> dict[str, str]:
+    """Values of the environment that must not be shown, and what is shown instead. `_as_it_is`: all of it, by which
+    this is kept, in bytes, since decoding them takes longer than the rest of `redact`.
+    """
     hidden: dict[str, str] = {}
     public = f"{os.path.expanduser('~')}\n{os.environ.get('PWD', '')}"  # paths show HOME and USER anyway
-    for name, value in environment:
+    for name, value in os.environ.items():
         if "://" in value:
             hidden |= _secrets_of(value)
         if name in taken and value not in public:
