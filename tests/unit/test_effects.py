@@ -28,7 +28,6 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("workload.temperature=0.5", "executors that compute", SIMULATED),
         ("kv.pinned_share=0.3", "workload.pin_prefix=true", ()),
         ("kv.quota=0.3", "workload.salt_groups=true", ()),
-        ("kv.eviction=fifo", "kv=paged with", ("kv=contiguous",)),
         ("scheduler.prefill_wait_tokens=64", "scheduler.prefill_wait_steps", ()),
         ("scheduler.speculation.prompt_lookup_max=8", "scheduler.speculation.method=ngram", ()),
         ("attention.prefer=['sdpa']", "attention.backend=auto", ("attention=concat",)),

@@ -136,11 +136,7 @@ CONDITIONS = (
         lambda config: config.scheduler.speculation.method is not None,
         "scheduler.speculation.method=ngram",
     ),
-    Condition(
-        "kv.eviction",
-        lambda config: config.kv.prefix_sharing and config.kv.backend != "contiguous",
-        "kv=paged with kv.prefix_sharing=true",
-    ),
+    Condition("kv.eviction", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
     Condition("kv.pinned_share", _pins, "workload.pin_prefix=true, and pin_tokens of workload=jsonl"),
     Condition("kv.pin_ttl_s", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
     Condition("workload.pin_prefix", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
