@@ -51,6 +51,11 @@ def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tu
         (*SIMULATED, "framework=sglang"),
         (*SIMULATED, "workload=chat"),
         (*SIMULATED, "workload=parallel_sampling"),
+        (*SIMULATED, *LINES, "workload.temperature=0.5"),  # of lines with an n of their own
+        (*SIMULATED, "engine=vllm"),
+        (*SIMULATED, *SERVER),
+        ("engine=transformers_static", "scheduler=static"),
+        ("hardware=h100_sxm", "executor=cpu"),
         (*SIMULATED, "executor.memory_utilization=0.99", "kv.memory=4GiB"),  # it limits what may be given
         (*LINES, "kv.quota=0.3", "kv.pinned_share=0.3"),
         ("workload=recorded", "workload.path=trace.jsonl"),

@@ -117,6 +117,7 @@ def _end_with_sweep(process: str) -> None:
 
     if is_alive(process) is False:
         sys.stdout.flush()
+        print(f"the sweep of this run has ended: {process} is gone", file=sys.stderr, flush=True)
         os._exit(1)  # where SystemExit is taken for a failed job
     if (number := number_here(process)) == os.getppid():
         end_with(number)

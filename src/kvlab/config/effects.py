@@ -74,11 +74,12 @@ def _pins(config: RunConfig) -> bool:
     return config.workload.pin_prefix or not _chosen("workload.source", "synthetic", "chat")(config)
 
 
-_is_own = _chosen("engine.kind", "kvlab")
+def _is_own(config: RunConfig) -> bool:
+    return config.engine.kind == "kvlab" or config.hardware is not None  # whose server's defaults nobody typed
 
 
 def _is_started(config: RunConfig) -> bool:
-    return config.engine.kind != "openai"
+    return config.engine.kind != "openai" or config.hardware is not None
 
 
 def _is_other(config: RunConfig) -> bool:
@@ -99,7 +100,8 @@ _TOLD = {
 #: The settings that not every choice reads, beside those that their own checks refuse. The page of all settings has
 #: them as a table.
 CONDITIONS = (
-    *(Condition(key, _is_own, "engine=kvlab", tuple(names.split())) for key, names in _TOLD.items()),
+    # reserve_output is what scheduler=static brings.
+    *(Condition(key, _is_own, "engine=kvlab", (*names.split(), "reserve_output")) for key, names in _TOLD.items()),
     *(each for told in _TOLD.items() for each in _each(*told, _is_started, "engines that a run starts")),
     *_each("engine", "url model api_key extensions max_in_flight metrics_s", _asks_server, "engine=openai"),
     *_each("engine", "python start_timeout_s", _is_process, "engines in a process of their own, as engine=vllm"),
@@ -158,7 +160,7 @@ CONDITIONS = (
         _samples_at_start,
         "simulated devices of a vLLM before 0.28 (framework.version)",
     ),
-    *_each("executor", "threads device", lambda config: not _is_simulated(config), "executors that compute"),
+    Condition("executor.threads", lambda config: not _is_simulated(config), "executors that compute"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
@@ -280,7 +282,9 @@ CONDITIONS = (
     Condition(
         "workload.temperature",
         # Several samples of a prompt need one, and equal ones are what they would be without.
-        lambda config: not _is_simulated(config) or config.workload.samples > 1,
+        lambda config: (
+            not _is_simulated(config) or config.workload.samples > 1 or _chosen("workload.source", "jsonl")(config)
+        ),
         "executors that compute; simulated ones draw tokens of their own",
     ),
     Condition(

@@ -50,7 +50,9 @@ def in_processes(
 
 
 def end_with(parent: int) -> None:
-    """Have this process get a SIGTERM when its parent ends, by SIGKILL too; at once, if it has. On Linux alone."""
+    """Have this process get a SIGTERM when the thread that began it ends, also where its parent is killed; at once,
+    if that has ended. On Linux alone, where prctl(2) is allowed.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_END, signal.SIGTERM)
         if os.getppid() != parent:
