@@ -91,7 +91,7 @@ _asks_server = _chosen("engine.kind", "openai")
 #: Of kvlab's own engine, what engines in processes of their own are told too, and what says where it runs.
 _TOLD = {
     "kv": "backend block_size num_blocks memory prefix_sharing",
-    "scheduler": "policy max_batch_size max_batched_tokens max_wait_ms",
+    "scheduler": "policy max_batch_size max_batched_tokens max_wait_ms reserve_output",  # static brings the last
     "executor": "device dtype threads",
     "attention": "",
 }
@@ -100,8 +100,7 @@ _TOLD = {
 #: The settings that not every choice reads, beside those that their own checks refuse. The page of all settings has
 #: them as a table.
 CONDITIONS = (
-    # reserve_output is what scheduler=static brings.
-    *(Condition(key, _is_own, "engine=kvlab", (*names.split(), "reserve_output")) for key, names in _TOLD.items()),
+    *(Condition(key, _is_own, "engine=kvlab", tuple(names.split())) for key, names in _TOLD.items()),
     *(each for told in _TOLD.items() for each in _each(*told, _is_started, "engines that a run starts")),
     *_each("engine", "url model api_key extensions max_in_flight metrics_s", _asks_server, "engine=openai"),
     *_each("engine", "python start_timeout_s", _is_process, "engines in a process of their own, as engine=vllm"),

@@ -20,9 +20,7 @@ class FrameworkConfig:
     fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
     expert_kernels: str = "tables"  # timing=silicon: of experts: its tables', trtllm_gen; vLLM's triton or cutlass
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
-    flashinfer_sampler: bool | None = (
-        None  # whether a vLLM before 0.28 samples with FlashInfer at its start; null: from 0.21 on
-    )
+    flashinfer_sampler: bool | None = None  # a vLLM before 0.28 starts with FlashInfer's sampler; null: from 0.21
     fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
     device_token_us: float = 0.0  # timing=silicon: of all devices, for a token, beyond the measured operations
     step_us: float = 200.0  # of the host, for a step
