@@ -13,12 +13,13 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from statistics import median
 
 from matplotlib.figure import Figure
 
-from experiments.fleet_vs_llm_d.run import PREDICTED, REPORTS, ROUTERS, file_mark, seed_mark
+from experiments.fleet_vs_llm_d.run import REPORTS, ROUTERS, file_mark, predicted_file
 from kvlab.lab.figures import style
 
 Cells = dict[tuple[float, str], dict[str, float]]  # by rate and router
@@ -50,10 +51,13 @@ def read_predicted(mark: str, counted: float) -> tuple[list[Cells], list[dict[st
     """
     seeds: list[Cells] = []
     runs: list[dict[str, float]] = []
-    while all((PREDICTED / f"{router}{mark}{seed_mark(len(seeds))}.json").exists() for router in ROUTERS):
+    for seed in count():
+        files = {router: predicted_file(router, mark, seed) for router in ROUTERS}
+        if not all(file.exists() for file in files.values()):
+            break
         cells: Cells = {}
-        for router in ROUTERS:
-            run = json.loads((PREDICTED / f"{router}{mark}{seed_mark(len(seeds))}.json").read_text())
+        for router, file in files.items():
+            run = json.loads(file.read_text())
             for stage in run["stages"]:
                 output = counted * stage["output_tokens_per_s"]
                 cells[stage["requests_per_s"], router] = stage | {"output_tokens_per_s": output}
@@ -89,8 +93,10 @@ def tables(measured: Cells, predicted: Cells) -> Iterator[str]:
 
 def verdicts(measured: Cells, predicted: Cells, counted: float) -> Iterator[str]:
     """What has to hold, and whether it does."""
-    shares = {"output tokens/s, as the client counts": 1.0, "as generated": 1 / counted}
-    for name, share in list(shares.items()) if counted < 1 else [("output tokens/s", 1.0)]:
+    shares = {"output tokens/s": 1.0}
+    if counted < 1:
+        shares = {"output tokens/s, as the client counts": 1.0, "as generated": 1 / counted}
+    for name, share in shares.items():
         errors = [abs((1 + _off(found, measured[key])) * share - 1) for key, found in predicted.items()]
         within = sum(error <= 0.15 for error in errors)
         yield f"{name}: median error {median(errors):.1%} over {len(errors)} cells, {within} within 15 %"
@@ -140,12 +146,11 @@ def draw(measured: Cells, predicted: Cells) -> Figure:
         "First token (ttft), mean, s",
         "itl, mean, s",
     )
-    figure = style.new_figure(6.4)
+    figure, rates = style.new_figure(6.4), _rates(measured)
     for axes, name, text in zip(figure.subplots(2, 2).flat, _SHOWN, titles, strict=True):
         style.tidy(axes, grid="both")
         style.title(axes, text)
         for router, colour in zip(ROUTERS, style.LINES, strict=False):
-            rates = _rates(measured)
             axes.plot(rates, [predicted[rate, router][name] for rate in rates], color=colour, label=router)
             axes.plot(rates, [measured[rate, router][name] for rate in rates], "o", color=colour, markersize=4)
         if name.startswith("ttft"):

@@ -223,16 +223,16 @@ def main() -> None:
     options = parser.parse_args()
     mark = file_mark(options.report, options.framework, options.open)
     for seed, router in product(options.seeds, options.routers):
-        path = PREDICTED / f"{router}{mark}{seed_mark(seed)}.json"
+        path = predicted_file(router, mark, seed)
         if not path.exists():
             asked = (seed, options.framework, options.open)
             PREDICTED.mkdir(exist_ok=True)
             path.write_text(json.dumps(simulate(options.report, router, *asked), indent=1) + "\n")
 
 
-def seed_mark(seed: int) -> str:
-    """What a file's name says of the seed, last."""
-    return f"_seed_{seed}" if seed else ""
+def predicted_file(router: str, mark: str, seed: int) -> Path:
+    """Where the figures of a router and a seed are, simulated as the mark says."""
+    return PREDICTED / (f"{router}{mark}" + (f"_seed_{seed}" if seed else "") + ".json")
 
 
 def file_mark(report: str, framework: str, most_open: int | None) -> str:

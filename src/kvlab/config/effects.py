@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from kvlab.config.framework import version_key, vllm_version
 from kvlab.config.run import RunConfig
 from kvlab.config.workload import FILES
 from kvlab.registry import registry
@@ -56,10 +55,10 @@ def _is_simulated(config: RunConfig) -> bool:
 
 
 def _samples_at_start(config: RunConfig) -> bool:
-    framework = config.framework
-    if not _is_simulated(config) or framework.tables != "vllm" or not framework.name.startswith("vllm"):
+    if not _is_simulated(config) or config.framework.tables != "vllm":
         return False
-    return version_key(vllm_version(framework.name, framework.version)) < (0, 28)
+    version = config.framework.vllm_key
+    return version is not None and version < (0, 28)
 
 
 def _is_synthetic(config: RunConfig) -> bool:

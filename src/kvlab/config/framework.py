@@ -41,6 +41,12 @@ class FrameworkConfig:
         if self.fused_allreduce_mib is not None:
             at_least("framework.fused_allreduce_mib", self.fused_allreduce_mib, 0)
 
+    @property
+    def vllm_key(self) -> tuple[int, ...] | None:
+        """Which vLLM is simulated, to compare with; None: another framework. Raises ConfigError for the version."""
+        is_vllm = self.name.startswith("vllm")
+        return version_key(vllm_version(self.name, self.version)) if is_vllm else None
+
     def host_s(self, sequences: int, tokens: int) -> float:
         """Seconds of the host for a step of so many sequences and tokens."""
         return (self.step_us + self.sequence_us * sequences + self.token_us * tokens) * 1e-6

@@ -14,6 +14,7 @@ from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.formats import DESCRIBED
 from kvlab.planning.memory import layer_tensors
+from kvlab.planning.startup import FLASHINFER_BYTES
 
 
 def show_plan(plan: CapacityPlan, console: Terminal) -> None:
@@ -133,7 +134,7 @@ def _working_formula(plan: CapacityPlan) -> str:
         width = (working.logits - stream) // (settings.rows * model.vocab_size)
         logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes"
         if settings.startup.unsure:
-            logits += " (14 where FlashInfer is installed, as in vLLM's Docker images: "
+            logits += f" ({FLASHINFER_BYTES} where FlashInfer is installed, as in vLLM's Docker images: "
             logits += "framework.flashinfer_sampler=true)"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
     count = layer_tensors(model, settings)

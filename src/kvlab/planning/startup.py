@@ -17,10 +17,10 @@ It runs its largest step once and samples a full batch before it sizes the cache
 from typing import NamedTuple
 
 from kvlab.config import FrameworkConfig
-from kvlab.config.framework import version_key, vllm_version
 
 _MIB = 2**20
 _SMALL_TENSOR, _SMALL_SEGMENT, _LARGE_TENSOR, _LARGE_SEGMENT = _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB
+FLASHINFER_BYTES = 14  # of each logit, while its sampler has a full batch
 _MOST_CAPTURED = 512  # tokens of the largest graph
 
 
@@ -39,16 +39,16 @@ OTHERS = Startup()
 
 def startup(framework: FrameworkConfig) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
-    if framework.tables != "vllm" or not framework.name.startswith("vllm"):
+    version = framework.vllm_key
+    if framework.tables != "vllm" or version is None:
         return OTHERS
-    version = version_key(vllm_version(framework.name, framework.version))
     if version < (0, 28):
         flashinfer = framework.flashinfer_sampler
         if flashinfer is None:
             flashinfer = version >= (0, 21)
         sorts = version < (0, 17)
         return Startup(
-            logit_bytes=38 if sorts and not flashinfer else 14,
+            logit_bytes=38 if sorts and not flashinfer else FLASHINFER_BYTES,  # Triton's takes as many
             scratch_rows=0 if sorts or flashinfer else 128,
             compiles=version >= (0, 16),
             graphs=version >= (0, 21),

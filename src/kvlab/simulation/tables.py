@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvlab.config import FrameworkConfig, HardwareConfig
-from kvlab.config.framework import version_key, vllm_version
+from kvlab.config.framework import version_key
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.extras import install_command
 
@@ -298,9 +298,8 @@ def _module(name: str) -> Any:
 def _fused_mib(framework: FrameworkConfig, capability: int, devices: int) -> float:
     if (given := framework.fused_allreduce_mib) is not None:
         return given if devices > 1 else 0.0
-    if not framework.name.startswith("vllm") or (
-        version_key(vllm_version(framework.name, framework.version)) < _FUSED_SINCE
-    ):
+    version = framework.vllm_key
+    if version is None or version < _FUSED_SINCE:
         return 0.0
     return _FUSED_MIB.get(capability, {}).get(devices, 0.0)
 
