@@ -256,6 +256,23 @@ Feature: Traffic of one's own
         | a file that is packed otherwise | own.csv.bz2 | BZh9 | own.csv.bz2: is packed by bzip2; unpack it, or save it as CSV |
         | a log without prompts         | v.log   | INFO 11-16 18:15:00 [a.py:1] Received request a-0: params: x | has no tokens of prompts; log them with VLLM_LOGGING_LEVEL=DEBUG |
 
+    @R27.15
+    Scenario Outline: Of traffic that asked for <asked> tokens and got 8, a server that keeps memory for <kept> runs <running> at once
+      Given a file "own.csv" with "time,prompt_tokens,output_tokens<column>" and 5,8,8<asked>; 5,8,8<asked>; 5,8,8<asked>; 5,8,8<asked>
+      When I import "own.csv"
+      And I run the trace "own.trace.jsonl" with "workload=recorded kv.num_blocks=4 kv.block_size=16 scheduler.admission_reserve=0 <settings>" on a tiny model
+      Then the command succeeds
+      And at most <running> ran at once, and each got 8 tokens
+      And the message says "<message>"
+
+      Examples:
+        | column      | asked | kept                    | settings                                                                      | running | message |
+        | ,max_tokens | ,40   | what was asked for      | scheduler.reserve_output=true                                                  | 1       | results |
+        | ,max_tokens | ,40   | what was asked for      | scheduler.reserve_output=true executor=simulated hardware=l4 framework=trtllm  | 1       | results |
+        | ,max_tokens | ,40   | prompts alone           | scheduler.reserve_output=false                                                 | 4       | results |
+        |             |       | outputs as they were    | scheduler.reserve_output=true                                                  | 4       | what their clients asked for is not known; workload.max_tokens=N says it |
+        |             |       | what all are said to ask for | scheduler.reserve_output=true workload.max_tokens=40                      | 1       | results |
+
     @R27.1
     Scenario: A run of kvlab is traffic, too
       When I run "workload=burst48" on a tiny model

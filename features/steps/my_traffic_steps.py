@@ -314,3 +314,9 @@ def shared_tokens(traffic: Path, where: str) -> None:
         shares.append(tokens)
     assert shares[0] > 0
     assert shares[1] == (shares[0] if where == "in both" else 0)
+
+
+@then(parsers.parse("at most {running:d} ran at once, and each got {tokens:d} tokens"))
+def ran_at_once(commands: list[Command], running: int, tokens: int) -> None:
+    assert commands[-1].summary["metrics"]["capacity/peak_running"] == running
+    assert {len(row["output_token_ids"]) for row in commands[-1].rows("requests.parquet")} == {tokens}

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -48,12 +49,16 @@ class Ask:
     samples: int
     gap: int  # steps ahead of its arrival
     aborted_after: int | None  # steps
+    ends_after: int | None  # tokens of its output, where it asks for more
 
     def request(self, number: int) -> Request:
         own = tuple(range(1000 * (number + 1), 1000 * (number + 1) + self.prompt))
         prompt = _SYSTEM[: self.same] + own
         sampling = SamplingParams(self.output, n=self.samples)
-        return Request(f"r{number}", prompt, sampling, priority=self.priority, deadline_s=self.deadline_s)
+        urgency, ends = (self.priority, self.deadline_s), self.ends_after
+        return Request(
+            f"r{number}", prompt, sampling, priority=urgency[0], deadline_s=urgency[1], output_tokens=ends
+        )
 
 
 asks = st.builds(
@@ -66,6 +71,7 @@ asks = st.builds(
     samples=st.sampled_from([1, 1, 1, 1, 3]),
     gap=st.integers(0, 4),
     aborted_after=st.sampled_from([None, None, None, None, 0, 1, 3, 8]),
+    ends_after=st.sampled_from([None, None, 1, 4]),
 )
 
 
@@ -89,10 +95,12 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
     }
     if draw(st.integers(0, 5)) == 0:
         return SchedulerConfig(policy="static", **common)
+    reserves = draw(st.none() | st.booleans())
     return SchedulerConfig(
         order=draw(st.sampled_from(ORDERS.names())),
         max_decode_seqs=draw(st.integers(1, 4)),
-        reserve_output=draw(st.none() | st.booleans()),
+        reserve_output=reserves,
+        conservativeness=draw(st.sampled_from([None, 0.1, 1.0])) if reserves else None,
         preemption=PreemptionConfig(draw(st.sampled_from(VICTIMS.names()))),
         **common,
     )
@@ -134,6 +142,13 @@ class Watched:
     def __post_init__(self) -> None:
         scheduler, admit = self.engine.scheduler, self.engine.scheduler.admit
         came: dict[Sequence, int] = {}
+        tickets = count()
+        goes_last = scheduler.config.conservativeness is not None  # a sequence that was preempted
+
+        def note() -> None:
+            for waiting in [*self.sequences, *scheduler.waiting]:
+                if waiting not in came:
+                    came[waiting] = next(tickets)
 
         def rank(sequence: Sequence) -> tuple[float, bool, int]:
             request, order = sequence.request, scheduler.config.order
@@ -142,7 +157,7 @@ class Watched:
                 "shortest_first": request.max_total_tokens,
                 "deadline": request.deadline_s or scheduler.config.default_deadline_s,
             }.get(order, 0)
-            again = sequence.preemptions > 0 or sequence.index > 0  # both are put to the front
+            again = not goes_last if sequence.preemptions else sequence.index > 0  # put to the front
             if order == "longest_prefix" and not again:
                 first = -scheduler._state.cached_tokens(sequence)
             elif order == "longest_prefix":
@@ -150,12 +165,17 @@ class Watched:
             return first, not again, 0 if again else came[sequence]
 
         def watched(sequence: Sequence, *, is_loading: bool = False) -> None:
-            for place, waiting in enumerate([*self.sequences, *scheduler.waiting]):
-                came.setdefault(waiting, place)
+            note()
             assert rank(sequence) == min(map(rank, scheduler.waiting))
             admit(sequence, is_loading=is_loading)
 
-        plan_decode = scheduler.plan_decode
+        plan_decode, preempt = scheduler.plan_decode, scheduler.preempt
+
+        def preempted(sequence: Sequence) -> None:
+            preempt(sequence)
+            note()
+            if goes_last:
+                came[sequence] = next(tickets)
 
         def checked(budget: int) -> DecodeBatch:
             batch = plan_decode(budget)
@@ -164,6 +184,7 @@ class Watched:
             return batch
 
         scheduler.admit = watched  # type: ignore[method-assign]
+        scheduler.preempt = preempted  # type: ignore[method-assign]
         scheduler.plan_decode = checked  # type: ignore[method-assign]
 
     def submit(self, request: Request) -> None:
@@ -228,10 +249,13 @@ def _check_outputs(watched: Watched) -> None:
         assert [output.finish_reason for output in mine if output.finish_reason] == [sequence.finish_reason]
         assert mine[-1].finish_reason is sequence.finish_reason
         tokens = [output.token_id for output in mine if output.token_id is not None]
-        expected = undisturbed(sequence.request, sequence.index)
+        request = sequence.request
+        expected = undisturbed(request, sequence.index)[: request.expected_tokens]
         assert tokens == sequence.output_token_ids == expected[: len(tokens)]
-        if sequence.finish_reason is FinishReason.LENGTH:
+        if sequence.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
             assert tokens == expected
+            is_cut = request.expected_tokens == request.sampling.max_tokens
+            assert sequence.finish_reason is (FinishReason.LENGTH if is_cut else FinishReason.STOP)
 
 
 @examples(110)
@@ -241,7 +265,7 @@ def test_any_load_in_any_memory_under_any_policy(
 ) -> None:
     watched = play(asked, pool, config, None)
     for sequence in watched.sequences:
-        assert sequence.finish_reason in (FinishReason.LENGTH, FinishReason.ABORTED)
+        assert sequence.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORTED)
 
 
 @examples(60)
@@ -272,4 +296,4 @@ def test_without_preemption_what_fits_ends_and_what_does_not_fails(
         assert sequence.preemptions == 0
         if sequence.finish_reason is FinishReason.FAILED:
             assert "did not fit" in (sequence.error or "")
-            assert not config.reserves_output
+            assert not config.reserves_output or config.conservativeness is not None

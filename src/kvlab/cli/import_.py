@@ -9,7 +9,7 @@ The format is recognised: Azure's, BurstGPT's, Mooncake's, Dynamo's and vLLM's t
 spans, requests of OpenAI's API, results of vllm bench serve, AIPerf, GuideLLM and inference-perf, runs of kvlab,
 and tables of one's own (CSV, JSON or Parquet). Text is hashed with a secret and not kept.
 Of a table, columns.arrival=NAME says which column has the times where its name does not, and so do columns.
-prompt_tokens, output_tokens, session, blocks, cached_tokens, ttft_ms and e2el_ms.
+prompt_tokens, output_tokens, max_tokens, session, blocks, cached_tokens, ttft_ms and e2el_ms.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class ColumnSettings:
     output_tokens: str | None = setting(None, "of the output's number of tokens", "NAME")
     session: str | None = setting(None, "of the conversation that a request is part of", "NAME")
     blocks: str | None = setting(None, "of a list of ids, one for each block of 16 tokens of the prompt", "NAME")
+    max_tokens: str | None = setting(None, "of the output tokens that were asked for at most", "NAME")
     cached_tokens: str | None = setting(None, "of the prompt tokens that the server's cache had", "NAME")
     ttft_ms: str | None = setting(None, "of the time to the first token", "NAME")
     e2el_ms: str | None = setting(None, "of the time to the last", "NAME")

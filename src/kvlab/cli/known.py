@@ -22,6 +22,7 @@ ALIASES = {
     "long_prefill_token_threshold": "scheduler.long_prefill_threshold",
     "scheduling_policy": "scheduler.order",
     "schedule_policy": "scheduler.order",
+    "schedule_conservativeness": "scheduler.conservativeness",
     "gpu_memory_utilization": "executor.memory_utilization",
     "mem_fraction_static": "executor.memory_utilization",
     "kv_cache_memory_bytes": "kv.memory",

@@ -64,8 +64,9 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         groups = int(_root_.executor.attention_data_parallel)
         is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
         return max(1, int(scheduler.max_batched_tokens) // groups) if is_shared else None
-    is_own = name in ("order", "reserve_output") and scheduler.policy == "static"
+    is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
+    is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if defaults is None or is_own:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}

@@ -72,6 +72,7 @@ class SchedulerConfig:
     watermark: float = 0.0  # share of the whole pool that admission leaves free, where that is more, 0 to 1
     reserve_prompt: bool = True  # admit only where the whole prompt fits; false: where its first chunk does
     reserve_output: bool | None = None  # admit only where all that run fit with their max_tokens; null: by policy
+    conservativeness: float | None = None  # reserve_output as SGLang: this times a falling share; null: all of it
     max_waiting_requests: int | None = None  # requests that may wait; a full queue refuses more; null: no limit
     on_exhaustion: str | None = None  # out of blocks: preempt, or fail what does not fit; null: by policy
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)  # which sequence is preempted
@@ -89,6 +90,7 @@ class SchedulerConfig:
         at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
         at_least("scheduler.prefill_wait_steps", self.prefill_wait_steps, 0)
         at_least("scheduler.prefill_wait_tokens", self.prefill_wait_tokens, 1)
+        at_least("scheduler.conservativeness", self.conservativeness, 0.001)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0, 1000 * MOST_SECONDS)
         at_least("scheduler.aging_s", self.aging_s, 0.001, MOST_SECONDS)
         at_least("scheduler.default_deadline_s", self.default_deadline_s, 0, MOST_SECONDS)
@@ -111,6 +113,11 @@ class SchedulerConfig:
         if self.on_exhaustion == "fail" and self.preemption.mode != "recompute":
             text = "scheduler.on_exhaustion=fail never preempts; leave it recompute, or set on_exhaustion=preempt"
             raise ConfigError("scheduler.preemption.mode", self.preemption.mode, text)
+        if self.conservativeness is not None and not (self.reserves_output and self.policy == "continuous"):
+            text = (
+                "scales what scheduler.reserve_output=true keeps for sequences that run; set that, or leave it null"
+            )
+            raise ConfigError("scheduler.conservativeness", self.conservativeness, text)
         if self.policy != "static":
             return
         whole = "each sequence of a static batch gets all its memory at once"

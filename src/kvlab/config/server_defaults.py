@@ -20,6 +20,7 @@ class ServerDefaults(NamedTuple):
     ahead: bool = True  # a step is decided while the one before runs
     reserve_prompt: bool = True  # a request is admitted where its whole prompt has room
     reserve_output: bool | None = None  # a request is admitted where all of its answer has room
+    conservativeness: float | None = None  # of that answer: this times a share that falls
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
 
@@ -36,9 +37,9 @@ def server_defaults(
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
     `server_args.py` (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are
-    simulated as blocks of 16), whose overlap scheduler runs prompts apart from answers and reserves most of what is
-    asked for: all of it here; TensorRT-LLM's `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy`
-    (GUARANTEED_NO_EVICT). Asynchronous scheduling is `SchedulerConfig.async_scheduling` in vLLM.
+    simulated as blocks of 16), whose overlap scheduler runs prompts apart from answers; TensorRT-LLM's
+    `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy` (GUARANTEED_NO_EVICT). Asynchronous scheduling is
+    `SchedulerConfig.async_scheduling` in vLLM.
     """
     if device == "here":
         return None
@@ -64,7 +65,14 @@ def server_defaults(
     if framework == "sglang":
         limits = ((35, 2_048), (60, 4_096), (160, 8_192))
         tokens = next((tokens for most, tokens in limits if size < most), 16_384)
-        return ServerDefaults("SGLang's server", tokens, 2_048, order="prefill_alone", reserve_output=True)
+        return ServerDefaults(
+            "SGLang's server",
+            tokens,
+            2_048,
+            order="prefill_alone",
+            reserve_output=True,
+            conservativeness=1.0,
+        )
     if framework == "trtllm":
         limits_of_all = groups * 8_192, groups * 2_048
         return ServerDefaults("TensorRT-LLM's server", *limits_of_all, block_size=32, reserve_output=True)

@@ -12,6 +12,8 @@ ARRIVALS = ("burst", "uniform", "poisson", "gamma", "trace")
 TIMED_TRACES = ("azure", "burstgpt", "mooncake", "recorded", "timed_trace")
 FILES = ("jsonl", "sharegpt_lengths", *TIMED_TRACES)  # sources that read workload.path
 DISTRIBUTIONS = ("uniform", "lognormal")
+#: Sources whose requests say how many tokens they ask for.
+_ASK_THEMSELVES = {"jsonl": "the max_tokens of their lines", "chat": "workload.output_len.max tokens"}
 _MOST_SIGMA = 20.0  # e to the power of 20: lengths up to half a thousand million times the median
 _LEAST_SHARE = 1e-6
 _LEAST_BURSTINESS = 1e-3  # one gap in a thousand is a thousand times the mean
@@ -57,6 +59,7 @@ class WorkloadConfig:
     rate_scale: float = 1.0  # of a trace: how many times as often its requests arrive
     sample: float = 1.0  # of a trace: share of its requests, or of its conversations where it names them
     block_tokens: int = 512  # source=mooncake or timed_trace: tokens of the prompt that one of hash_ids stands for
+    max_tokens: int | None = None  # tokens that requests ask for at most; null: as recorded, else what they produce
     ignore_eos: bool = True  # go on to output_len tokens past an end-of-sequence token
     temperature: float = 0.0  # of sampling; 0: greedy
 
@@ -66,6 +69,10 @@ class WorkloadConfig:
         at_least("workload.temperature", self.temperature, 0, MAX_TEMPERATURE)
         if self.source in FILES and not self.path:
             raise ConfigError("workload.path", self.path, f"workload={self.source} needs workload.path=<file>")
+        at_least("workload.max_tokens", self.max_tokens, 1, MAX_WHOLE)
+        if self.max_tokens is not None and self.source in _ASK_THEMSELVES:
+            text = f"workload.source={self.source}: requests ask for {_ASK_THEMSELVES[self.source]}; leave it null"
+            raise ConfigError("workload.max_tokens", self.max_tokens, text)
         if self.source == "jsonl":
             return
         self._check_trace()

@@ -92,6 +92,9 @@ class Request:
     other's prompt and output, and `arrival_s` counts from the other's end. Who drives the engine puts it together.
 
     `prompt` is what a user wrote, if one did: who makes requests turns it into tokens, and engines do not read it.
+
+    `output_tokens` is how many tokens a recorded request produced that asked for up to `max_tokens`: its output
+    ends there, and no scheduler knows of it before.
     """
 
     request_id: str
@@ -104,12 +107,19 @@ class Request:
     deadline_s: float | None = None
     prompt: str | tuple[Message, ...] | None = None
     pin_tokens: int = 0
+    output_tokens: int | None = None
 
     @property
     def prompt_text(self) -> str:
         """What a user wrote; of messages the last."""
         prompt = self.prompt or ""
         return prompt if isinstance(prompt, str) else prompt[-1].content
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens of its output unless it stops earlier: `output_tokens`, at most `max_tokens`."""
+        most = self.sampling.max_tokens
+        return most if self.output_tokens is None else min(self.output_tokens, most)
 
     @property
     def max_total_tokens(self) -> int:

@@ -84,13 +84,15 @@ class Sequence:
     finished_s: float | None = None
     spec: SequenceSpec = field(init=False)
     num_prompt_tokens: int = field(init=False)
-    max_total_tokens: int = field(init=False)  # prompt and the longest output
+    max_total_tokens: int = field(init=False)  # prompt and the longest output that was asked for
+    ends_at: int = field(init=False)  # tokens with which its output is complete: those, or fewer where it is known
 
     def __post_init__(self) -> None:
         request = self.request
         self.spec = SequenceSpec(request.request_id, self.index, request.sampling, self.stop_token_ids)
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.max_total_tokens = self.request.max_total_tokens
+        self.ends_at = self.num_prompt_tokens + self.request.expected_tokens
 
     def __getattr__(self, name: str) -> Any:
         """What is not set yet."""

@@ -2,6 +2,7 @@
 
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.new_token_ratio import RatioScheduler, most_left
 from kvlab.engine.step_plan import slots_of
 from kvlab.kv.protocol import KVCachePool
 
@@ -54,8 +55,12 @@ class Admission:
     def _growth_of(self, running: list[Sequence]) -> int:
         """Blocks that running sequences may need beyond those they have, samples to be forked of them included."""
         to_compute = [sequence.num_uncomputed for sequence in running]
-        growth = self._pool.slot_growth(slots_of(running), list(map(_most_stored, running)), to_compute)
+        growth = self._pool.slot_growth(slots_of(running), self._reserved(running), to_compute)
         return growth + sum(map(self._growth_of_samples, running))
+
+    def _reserved(self, running: list[Sequence]) -> list[int]:
+        """Tokens of running sequences that are to have room."""
+        return list(map(_most_stored, running))
 
     def _growth_of_samples(self, sequence: Sequence) -> int:
         """The same of the samples that are to be forked of a sequence, as many as can run at once."""
@@ -65,6 +70,43 @@ class Admission:
 
     def _fork_growth(self, sequence: Sequence) -> int:
         return self._pool.fork_growth(_most_stored(sequence), sequence.num_prompt_tokens)
+
+
+class RatioAdmission(Admission):
+    """SGLang's (`PrefillAdder`): all that the candidate may produce and a part of what running sequences may, those
+    of the same step in full; and a block for each of the step.
+    """
+
+    def __init__(self, pool: KVCachePool, scheduler: RatioScheduler, *, reserved_later: int = 0) -> None:
+        self._ratio = scheduler.ratio
+        super().__init__(pool, scheduler, reserved_later=reserved_later)
+
+    def keep_free(self, candidate: Sequence) -> int:
+        kept = super().keep_free(candidate)
+        return kept + 2 if self._scheduler.running else kept  # its own block, and one that stays
+
+    def most_tokens(self, candidate: Sequence) -> int | None:
+        return len(candidate.token_ids) + most_left(candidate) if self._scheduler.running else None
+
+    def admitted(self, sequence: Sequence) -> None:
+        super().admitted(sequence)
+        self._taken_later += 1
+
+    def _reserved(self, running: list[Sequence]) -> list[int]:
+        tokens, expected = list[int](), 0.0
+        for sequence in running:
+            before = int(expected)
+            # What a step computes of a prompt counts in full.
+            expected += self._ratio.expected(sequence) if sequence.is_decoding else most_left(sequence)
+            tokens.append(len(sequence.token_ids) - sequence.is_decoding + int(expected) - before)
+        return tokens
+
+
+def admission_of(pool: KVCachePool, scheduler: Scheduler, *, reserved_later: int = 0) -> Admission:
+    """The budget as the scheduler has it."""
+    if isinstance(scheduler, RatioScheduler):
+        return RatioAdmission(pool, scheduler, reserved_later=reserved_later)
+    return Admission(pool, scheduler, reserved_later=reserved_later)
 
 
 def _most_stored(sequence: Sequence) -> int:

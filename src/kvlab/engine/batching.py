@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvlab.core import Sequence, SequenceStatus
-from kvlab.engine.admission import Admission
+from kvlab.engine.admission import Admission, admission_of
 from kvlab.engine.preemption import Preemption
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
@@ -119,6 +119,8 @@ class BatchBuilder:
                 batch.decoding = scheduler.plan_decode(budget)
                 batch.proposals = scheduler.propose(batch.decoding, budget - len(batch.decoding))
                 self._reserve(batch, stage, now)
+                if batch.decoding and not batch.preempted:
+                    scheduler.decoded(1)
                 budget -= len(batch.decoding) + batch.num_proposed
             elif stage is Stage.PREFILL:
                 batch.prefill = scheduler.plan_prefill(budget)
@@ -131,6 +133,8 @@ class BatchBuilder:
                 reserved_later = 0 if decode_is_reserved else scheduler.num_decoding()
                 batch.admitted, refused = self._admit(budget, reserved_later, now)
                 budget -= sum(count for _, count in batch.admitted)
+                if refused is not None:
+                    scheduler.ran_short()
                 batch.stop = Stop.BLOCKS if refused is not None else self._stop(budget)
                 if decode_is_reserved and not batch.prefill and not batch.admitted:
                     scheduler.refused = refused
@@ -148,7 +152,7 @@ class BatchBuilder:
         front of the queue.
         """
         waiting = []
-        fit = Admission(self._pool, self._scheduler).samples_that_fit(first)
+        fit = admission_of(self._pool, self._scheduler).samples_that_fit(first)
         for number, sequence in enumerate(first.siblings):
             try:
                 if number < fit and self._scheduler.has_room():
@@ -235,7 +239,7 @@ class BatchBuilder:
         admitted: list[Chunk] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:
-            admission = admission or Admission(self._pool, self._scheduler, reserved_later=reserved_later)
+            admission = admission or admission_of(self._pool, self._scheduler, reserved_later=reserved_later)
             try:
                 sequence.slot = self._pool.allocate_slot(
                     token_ids=sequence.token_ids,

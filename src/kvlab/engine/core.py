@@ -100,7 +100,12 @@ class EngineCore:
         request_id, asked = request.request_id, request.sampling
         if request_id in self._outputs.requests:
             raise RequestRefusedError(f"request {request_id!r} is in the engine already")
-        check_request(request, self._vocab_size, has_text=self._has_text, longest=self.pool.max_sequence_tokens)
+        longest = self.pool.max_sequence_tokens
+        if request.output_tokens is not None:
+            room = longest - len(request.prompt_token_ids)  # servers cap what is asked for, too
+            asked = replace(asked, max_tokens=max(request.expected_tokens, min(asked.max_tokens, room)))
+            request = replace(request, sampling=asked)
+        check_request(request, self._vocab_size, has_text=self._has_text, longest=longest)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:
             request = replace(request, sampling=replace(asked, seed=self._seeds.getrandbits(40)))
@@ -110,7 +115,7 @@ class EngineCore:
         first, *others = (Sequence(request, index=index, stop_token_ids=stops) for index in range(asked.n))
         first.siblings = others
         self._outputs.add([first, *others], on_output, on_finish)
-        self.scheduler.waiting.add(first)
+        self.scheduler.add(first)
         self._stats = replace(self._stats, waiting=self._stats.waiting + 1)
         if self.observer is not None:
             self.observer.added(first)
@@ -262,6 +267,7 @@ class EngineCore:
             self.journal, before, index=self._steps, running=running, waiting=waiting, replica=self.replica
         )
         scheduler.began_s = records[-1].start_s
+        scheduler.decoded(len(records))
         self._steps, self._batches_run = self._steps + len(records), self._batches_run + len(records)
         self._results.output_tokens += int(records.column("decode_tokens").sum())
         clock.wait_until(run.end_s)

@@ -60,8 +60,9 @@ class OutputProcessor:
             sequence.text += text
         if stopped:
             self.finish(sequence, FinishReason.STOP, now, token=token, text=text)
-        elif len(sequence.token_ids) >= sequence.max_total_tokens:
-            self.finish(sequence, FinishReason.LENGTH, now, token=token, text=text)
+        elif len(sequence.token_ids) >= sequence.ends_at:
+            is_cut = sequence.ends_at == sequence.max_total_tokens
+            self.finish(sequence, FinishReason.LENGTH if is_cut else FinishReason.STOP, now, token=token, text=text)
         elif self._on_output:
             self._emit(sequence, token, text)
 

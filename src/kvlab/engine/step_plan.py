@@ -102,8 +102,7 @@ class DecodeBatch:
         if not sequences:
             return
         rows = [
-            (s.token_ids[-1], len(s.token_ids), s.num_prompt_tokens, s.max_total_tokens, slots_of([s])[0])
-            for s in sequences
+            (s.token_ids[-1], len(s.token_ids), s.num_prompt_tokens, s.ends_at, slots_of([s])[0]) for s in sequences
         ]
         self._columns = np.concatenate([self._columns, np.asarray(rows, dtype=np.int64).T], axis=1)
         self.sequences += sequences

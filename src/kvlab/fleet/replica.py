@@ -300,7 +300,7 @@ class SimulatedView:
     def work_tokens(self) -> int:
         """See ReplicaView."""
         sequences = self._replica.sequences()
-        outputs = sum(sequence.request.sampling.max_tokens - len(sequence.token_times_s) for sequence in sequences)
+        outputs = sum(sequence.request.expected_tokens - len(sequence.token_times_s) for sequence in sequences)
         return outputs + self.prefill_tokens
 
     @property

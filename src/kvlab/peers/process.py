@@ -98,7 +98,7 @@ class ProcessEngine(RemoteEngine):
         job = {
             "id": request.request_id,
             "prompt": list(request.prompt_token_ids),
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": request.expected_tokens,
             "eos": [*({*self._model.eos_token_ids} - {*sampling.stop_token_ids}), *sampling.stop_token_ids],
             "ignore_eos": sampling.ignore_eos and not sampling.stop_token_ids,
             "sampling": asked,

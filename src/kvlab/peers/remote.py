@@ -209,7 +209,9 @@ class RemoteEngine(ABC):
         for index, sample in enumerate(exchange.samples):
             reason = sample.reason or FinishReason.ABORTED
             completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
-            self._short += completed and sampling.ignore_eos and len(sample.token_ids) < sampling.max_tokens
+            self._short += (
+                completed and sampling.ignore_eos and len(sample.token_ids) < exchange.request.expected_tokens
+            )
             if exchange.on_output is not None and sample.error is None:
                 with suppress(Exception):
                     exchange.on_output(StepOutput(self._id(exchange), None, reason, index=index))

@@ -30,7 +30,7 @@ def request_body(request: Request, model: str, salt: str, *, extensions: bool, o
     body: Json = {
         "model": model,
         "prompt": list(request.prompt_token_ids),
-        "max_tokens": sampling.max_tokens,
+        "max_tokens": request.expected_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -43,7 +43,7 @@ def request_body(request: Request, model: str, salt: str, *, extensions: bool, o
         body["stream_options"]["continuous_usage_stats"] = True
         body["return_token_ids"] = True
         body["cache_salt"] = salt if request.salt is None else f"{salt}-{request.salt}"
-        body |= _additions(sampling)
+        body |= _additions(request)
         if request.priority:
             body["priority"] = request.priority
         if request.pin_tokens:
@@ -57,11 +57,12 @@ def _asked(sampling: SamplingParams) -> Json:
     return {name: getattr(sampling, name) for name in _ADDED if getattr(sampling, name) != getattr(plain, name)}
 
 
-def _additions(sampling: SamplingParams) -> Json:
+def _additions(request: Request) -> Json:
     """vLLM's fields for a request, with its length forced where it ends at nothing else."""
+    sampling = request.sampling
     asked = _asked(sampling)
     if sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids:
-        asked["min_tokens"] = sampling.max_tokens  # the length is forced
+        asked["min_tokens"] = request.expected_tokens  # the length is forced
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
 
 

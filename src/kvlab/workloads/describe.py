@@ -58,13 +58,15 @@ def describe_workload(
 
 
 def workload_digest(requests: Sequence[Request]) -> str:
-    """16 hexadecimal digits over every request's arrival, prompt, output length, samples, priority, deadline, salt,
-    pinned tokens and what it follows.
+    """16 hexadecimal digits over every request's arrival, prompt, output length, most tokens, samples, priority,
+    deadline, salt, pinned tokens and what it follows.
     """
     digest = hashlib.sha256()
     for request in requests:
         sampling = request.sampling
         head: tuple[object, ...] = request.arrival_s, sampling.max_tokens, sampling.n, request.salt, request.follows
+        if request.output_tokens is not None:
+            head += ("output", request.output_tokens)
         if request.priority:  # so that workloads without keep their digests
             head += (request.priority,)
         if request.deadline_s is not None:
@@ -88,7 +90,7 @@ def _profile(requests: Sequence[Request]) -> dict[str, Any]:
         "later_turns": sum(request.follows is not None for request in requests),
         "prompt_tokens": sum(prompts),
         "prompt_length": _spread(prompts),
-        "output_length": _spread([request.sampling.max_tokens for request in requests]),
+        "output_length": _spread([request.expected_tokens for request in requests]),
         "last_arrival_s": round(max((r.arrival_s for r in requests if r.follows is None), default=0.0), 3),
     }
 

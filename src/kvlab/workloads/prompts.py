@@ -17,7 +17,7 @@ def random_prompt(generator: np.random.Generator, length: int, vocab_size: int) 
 def make_request(
     index: int,
     prompt: TokenIds,
-    max_tokens: int,
+    output_tokens: int,
     arrival_s: float,
     config: WorkloadConfig,
     seed: int,
@@ -26,24 +26,36 @@ def make_request(
     priority: int = 0,
     salt: int | None = None,
     pin_tokens: int = 0,
+    most: int | None = None,
 ) -> Request:
-    """The workload's request number `index`, with a sampling seed of its own."""
+    """The workload's request number `index`, with a sampling seed of its own. It asks for `workload.max_tokens`,
+    or for `most`, and without either for the `output_tokens` that it produces.
+    """
+    most = config.max_tokens or most
     sampling = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=most or output_tokens,
         temperature=config.temperature,
         seed=seed * 1_000_000 + index,
         ignore_eos=config.ignore_eos,
         n=config.samples,
     )
     return Request(
-        f"r{index}", prompt, sampling, arrival_s, salt, follows=follows, priority=priority, pin_tokens=pin_tokens
+        f"r{index}",
+        prompt,
+        sampling,
+        arrival_s,
+        salt,
+        follows=follows,
+        priority=priority,
+        pin_tokens=pin_tokens,
+        output_tokens=None if most is None else output_tokens,
     )
 
 
 def grown_lengths(requests: list[Request]) -> dict[str, int]:
-    """The most tokens each request's sequence can grow to, all earlier turns of its conversation included."""
+    """The tokens each request's sequence grows to, all earlier turns of its conversation included."""
     lengths: dict[str, int] = {}
     for request in requests:
         earlier = lengths[request.follows] if request.follows is not None else 0
-        lengths[request.request_id] = earlier + request.max_total_tokens
+        lengths[request.request_id] = earlier + len(request.prompt_token_ids) + request.expected_tokens
     return lengths

@@ -115,6 +115,7 @@ class Row(NamedTuple):
     blocks: tuple[int, ...] = ()
     conversation: str | None = None  # which one it is part of, where the file says so
     block_tokens: int | None = None  # of each of the blocks; None: workload.block_tokens
+    max_tokens: int | None = None  # of its output, as its client asked; None: not known
 
 
 #: Reads the rows of a file; see `trace_source`.
@@ -260,7 +261,8 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
         ids = range(first, first - (-length // size)) if own else row.blocks
         prompt = HashedPrompt(ids, size, length, vocab_size, 2 * seed % 2**64 + own)
         arrival_s = (at_s - begin_s) / config.rate_scale if config.arrival == "trace" else next(arrivals)
-        yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed)
+        most = None if row.max_tokens is None else max(row.max_tokens, row.output_tokens)
+        yield make_request(number, prompt, row.output_tokens, arrival_s, config, seed, most=most)
         made += 1
     if not made:
         why = ""

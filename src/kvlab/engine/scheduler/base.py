@@ -61,6 +61,10 @@ class Scheduler:
         self._joined: list[Sequence] = []  # decode from the next step on
         self._left: list[int] = []  # slots of those that do not decode any more
 
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence that has arrived."""
+        self.waiting.add(sequence)
+
     def has_work(self) -> bool:
         """Whether a sequence waits, runs, or has ended without having been retired."""
         return bool(self.running) or len(self.waiting) > 0
@@ -76,8 +80,7 @@ class Scheduler:
         """
         ended, self.ended = [sequence for sequence in self.ended if sequence.slot is not None], []
         if ended:
-            finished = SequenceStatus.FINISHED
-            self._prefilling = [sequence for sequence in self._prefilling if sequence.status is not finished]
+            self._prefilling = [each for each in self._prefilling if each.status is not SequenceStatus.FINISHED]
         if self.config.ahead and not at_once:
             ended, self.leaving = self.leaving, ended
         else:
@@ -162,6 +165,7 @@ class Scheduler:
             budget -= chunk.num_tokens
         leaving = sum(sequence.slot is not None for sequence in self.ended)
         has_room = len(self.running) - leaving < self.config.max_batch_size
+        has_room &= self.may_admit(math.inf)
         if not (len(self.waiting) and has_room and (budget > decoding or not decode_first)):
             return self._decoding, chunk, None
         is_refused = self.refused is not None and self.refused is self.waiting.head
@@ -257,9 +261,7 @@ class Scheduler:
         return DecodeBatch(each for each in decoding.sequences if each.admission < victim.admission)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence, which still has its slot, to the front of the queue; all its tokens will be
-        computed again.
-        """
+        """Move a running sequence, which has its slot still, to the queue: all its tokens are computed again."""
         self._stop(sequence)
         self.refused = None
         if sequence.is_decoding:
@@ -270,7 +272,7 @@ class Scheduler:
             self._prefilling.remove(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.rewind(0)
-        self.waiting.put_first([sequence])
+        self._requeue(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence has ended: a running one stays until it is retired, a waiting one leaves the queue."""
@@ -290,6 +292,9 @@ class Scheduler:
         self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
         self._is_stale, self._joined, self._left = False, [], []
         self.refused = None
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self.waiting.put_first([sequence])
 
     def _stop(self, sequence: Sequence) -> None:
         """Take a sequence out of `running`, touching few of the others: there may be thousands."""
@@ -312,6 +317,12 @@ class Scheduler:
     def may_admit(self, now: float) -> bool:
         """Whether a waiting sequence may be admitted now. There is at least one."""
         return True
+
+    def ran_short(self) -> None:
+        """There was no memory for the candidate."""
+
+    def decoded(self, steps: int) -> None:
+        """Sequences have decoded in so many steps, for all of which there was memory."""
 
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""

@@ -11,7 +11,7 @@ Victim = Callable[[list[Sequence]], Sequence]
 
 VICTIMS: Registry[Victim] = Registry("scheduler.preemption.victim")
 #: What an order preempts by unless a victim is named; others: last_admitted.
-VICTIM_OF = {"priority": "priority"}
+VICTIM_OF = {"priority": "priority", "prefill_alone": "fewest_generated"}
 
 
 @VICTIMS.register("last_admitted")
@@ -22,8 +22,10 @@ def last_admitted(running: list[Sequence]) -> Sequence:
 
 @VICTIMS.register("fewest_generated")
 def fewest_generated(running: list[Sequence]) -> Sequence:
-    """The one with the fewest output tokens, of equals the last admitted."""
-    return min(reversed(running), key=lambda sequence: sequence.num_output_tokens)
+    """The one with the fewest output tokens, of equals that with the longest prompt, then the last admitted: as in
+    SGLang.
+    """
+    return min(reversed(running), key=lambda sequence: (sequence.num_output_tokens, -sequence.num_prompt_tokens))
 
 
 @VICTIMS.register("priority")

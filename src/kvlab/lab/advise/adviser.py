@@ -21,7 +21,7 @@ from kvlab.lab.explain.replayed import observe, quiet
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
 from kvlab.lab.run.plan import plan_run
-from kvlab.lab.run.requests import lengths_note, requests_of
+from kvlab.lab.run.requests import asked_note, lengths_note, requests_of
 from kvlab.lab.run.serve import simulated
 from kvlab.lab.settings import run_command
 from kvlab.models.families import decoder_config
@@ -230,9 +230,8 @@ class Adviser:
             notes.append("no change alone brings more requests within the limits: their mean time decides")
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
-        if note := lengths_note(self.config, self.requests):
-            notes.append(note)
-        return (*notes, *self.noted)
+        of_requests = lengths_note(self.config, self.requests), asked_note(self.config, self.requests)
+        return (*notes, *filter(None, of_requests), *self.noted)
 
 
 def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:

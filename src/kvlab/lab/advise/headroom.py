@@ -52,8 +52,8 @@ def summary(workload: WorkloadConfig, requests: Sequence[Request]) -> TrafficSum
     """What the traffic is."""
     arrivals = np.array([request.arrival_s for request in requests if request.follows is None])
     lengths = grown_lengths(list(requests))
-    outputs = [request.sampling.max_tokens for request in requests]
-    prompts = [lengths[request.request_id] - request.sampling.max_tokens for request in requests]
+    outputs = [request.expected_tokens for request in requests]
+    prompts = [lengths[request.request_id] - request.expected_tokens for request in requests]
     seconds, gaps = float(arrivals[-1] - arrivals[0]), np.diff(arrivals)
     return TrafficSummary(
         len(requests),

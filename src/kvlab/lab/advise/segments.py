@@ -131,4 +131,4 @@ def _busy(families: list[list[Request]], sizes: np.ndarray, most: int) -> tuple[
 
 
 def _tokens(request: Request) -> int:
-    return len(request.prompt_token_ids) + request.sampling.n * request.sampling.max_tokens
+    return len(request.prompt_token_ids) + request.sampling.n * request.expected_tokens

@@ -66,6 +66,5 @@ def _with_lengths(explained: Explanation) -> list[Request]:
     for (name, _), record in explained.records.items():
         lengths[name] = max(lengths.get(name, 1), len(record.output_token_ids))
     return [
-        replace(request, sampling=replace(request.sampling, max_tokens=lengths.get(request.request_id, 1)))
-        for request in explained.plan.requests
+        replace(request, output_tokens=lengths.get(request.request_id, 1)) for request in explained.plan.requests
     ]

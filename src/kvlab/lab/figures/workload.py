@@ -19,7 +19,7 @@ def workload_figure(requests: Sequence[Request], tree: PrefixTree, unknown: str 
     place why it is `unknown`, if it is.
     """
     figure = style.new_figure(5.6)
-    outputs = np.array([request.sampling.max_tokens for request in requests])
+    outputs = np.array([request.expected_tokens for request in requests])
     for place, (name, lengths) in enumerate((("Prompts", np.array(tree.tokens)), ("Outputs", outputs)), start=1):
         axes = figure.add_subplot(2, 2, place, xlabel="tokens", ylabel="cumulative share, %", ylim=(0, 102))
         style.tidy(axes, grid="both")

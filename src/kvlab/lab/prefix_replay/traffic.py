@@ -98,7 +98,7 @@ class _Reader:
         parts = None if before is not None else self._parts(prompt)
         whole = 0 if parts is None else len(parts) * self._size
         own = np.asarray(prompt[whole:], dtype=np.int64)
-        sequence = _Sequence((request.arrival_s, 0), request.follows, request.sampling.max_tokens, own)
+        sequence = _Sequence((request.arrival_s, 0), request.follows, request.expected_tokens, own)
         sequence.key = blake2b(repr(request.salt).encode(), digest_size=16).digest()
         if before is not None:
             self._store_output(before)

@@ -39,7 +39,7 @@ def dry_run(config: RunConfig, directory: Path, console: Terminal) -> None:
 
 def _print(workload: WorkloadConfig, requests: list[Request], tree: PrefixTree, console: Terminal) -> None:
     arrivals = [request.arrival_s for request in requests if request.follows is None]
-    outputs, last_s, closed = [r.sampling.max_tokens for r in requests], arrivals[-1], workload.concurrency
+    outputs, last_s, closed = [r.expected_tokens for r in requests], arrivals[-1], workload.concurrency
     table = new_table(workload.name, "mean", "min", "p50", "p90", "p99", "max")
     rows: list[tuple[str, Sequence[float], int]]
     rows = [("prompt, tokens", tree.tokens, 0), ("output, tokens", outputs, 0)]

@@ -19,8 +19,7 @@ _LEAST_REQUESTS = 16  # of which one memory still runs visibly more at once than
 def is_worth_estimating(plan: RunPlan) -> bool:
     """Whether a run computes so much here that a user should know how long."""
     tokens = sum(
-        len(request.prompt_token_ids) + request.sampling.n * request.sampling.max_tokens
-        for request in plan.requests
+        len(request.prompt_token_ids) + request.sampling.n * request.expected_tokens for request in plan.requests
     )
     return plan.device == "cpu" and 2 * plan.model.body_parameters * tokens > _WORTH_MEASURING
 
@@ -34,7 +33,7 @@ def estimate_s(plan: RunPlan, rates: MachineRates) -> float:
     flops_per_s = rates.product_flops_per_s or rates.flops_per_s
     body, head = model.body_parameters, model.vocab_size * model.hidden_size
     prompts = sum(len(request.prompt_token_ids) for request in plan.requests)
-    outputs = sum(request.sampling.max_tokens * request.sampling.n for request in plan.requests)
+    outputs = sum(request.expected_tokens * request.sampling.n for request in plan.requests)
     figures = planned_metrics(plan)
     batch = max(1.0, figures["capacity/planned_running"])
     context = batch * figures["capacity/mean_length"] * costs.kv_bytes_per_token

@@ -137,9 +137,14 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
-    """The planner's figures for a run's sequences, each at the length it may grow to, with memory of its own."""
+    """The planner's figures for a run's sequences, each at the length that it takes memory for, of its own."""
     grown = grown_lengths(plan.requests)
-    lengths = [grown[request.request_id] for request in plan.requests for _ in range(request.sampling.n)]
+    scheduler = plan.config.scheduler
+    if scheduler.reserves_output and scheduler.conservativeness is None:
+        for request in plan.requests:
+            grown[request.request_id] += request.sampling.max_tokens - request.expected_tokens
+    most = min(plan.config.model.max_seq_len, plan.pool.num_blocks * plan.pool.block_size)
+    lengths = [min(grown[each.request_id], most) for each in plan.requests for _ in range(each.sampling.n)]
     fit = sum(group.replicas * sequences_that_fit(group.plan.pool, lengths) for group in plan.parts)
     batch = sum(replica.config.scheduler.max_batch_size for replica in plan.replicas)
     return {

@@ -28,7 +28,7 @@ class RemainingTime:
 
     def __init__(self, requests: list[Request]) -> None:
         prompts = sum(len(request.prompt_token_ids) for request in requests)
-        outputs = sum(request.sampling.n * (request.sampling.max_tokens - 1) for request in requests)
+        outputs = sum(request.sampling.n * (request.expected_tokens - 1) for request in requests)
         self._tokens = np.array([prompts, outputs])  # to prefill and to decode
         self._last_arrival = max((request.arrival_s for request in requests), default=0.0)
         self._seen = 0  # steps, of which there are
@@ -60,7 +60,7 @@ def show_progress(
 ) -> Iterator[Callable[[RunLog, StepRecord | None], None]]:
     """A bar on a terminal, elsewhere a line every ten seconds. Gives what is to be called after each step."""
     total = sum(request.sampling.n for request in requests)
-    expected = sum(request.sampling.n * request.sampling.max_tokens for request in requests)
+    expected = sum(request.sampling.n * request.expected_tokens for request in requests)
     columns = (TextColumn("{task.fields[requests]}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
     terminal, remaining, printed = console.is_terminal, RemainingTime(requests), time.monotonic()
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not terminal)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from kvlab.config import RunConfig
+from kvlab.config.workload import FILES
 from kvlab.core import Request
 from kvlab.errors import WorkloadError, shown
 from kvlab.lab.machine import available_memory
@@ -48,17 +49,30 @@ def lengths_note(config: RunConfig, requests: Iterable[Request]) -> str | None:
     return f"{text} none here, and its own gives others; model.tokenizer=WHERE lends it one, as fetched:smollm2"
 
 
+def asked_note(config: RunConfig, requests: Iterable[Request]) -> str | None:
+    """What memory is kept for, where that goes by what clients asked for, and a trace does not tell it."""
+    source, scheduler = config.workload.source, config.scheduler
+    if source not in FILES or source == "jsonl" or config.engine.kind != "kvlab" or not scheduler.reserves_output:
+        return None
+    if all(request.output_tokens is not None for request in requests):
+        return None
+    text = (
+        "scheduler.reserve_output keeps memory for the outputs that requests had: what their clients asked for is"
+    )
+    return f"{text} not known; workload.max_tokens=N says it"
+
+
 def check_lengths(requests: list[Request], workload: str, limit: int) -> int:
     """The longest sequence the requests can make. Raises WorkloadError if that is longer than the `limit`."""
     lengths = grown_lengths(requests)
     longest = max(requests, key=lambda request: lengths[request.request_id])
     length = lengths[longest.request_id]
     if length > limit:
-        earlier = length - longest.max_total_tokens
+        earlier = length - len(longest.prompt_token_ids) - longest.expected_tokens
         behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
         raise WorkloadError(
             f"workload.name={workload}: request {longest.request_id} {behind}has a prompt of "
-            f"{len(longest.prompt_token_ids)} tokens and up to {longest.sampling.max_tokens} output tokens, "
+            f"{len(longest.prompt_token_ids)} tokens and up to {longest.expected_tokens} output tokens, "
             f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
         )
     return length

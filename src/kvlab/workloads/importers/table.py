@@ -34,6 +34,7 @@ NAMES = {
         *("output_tokens", "completion_tokens", "output_length", "generated_tokens", "num_decode_tokens"),
         *("num_output_tokens", "num_completion_tokens", "output_len"),
     ),
+    "max_tokens": ("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
     "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),
     "blocks": ("blocks", "block_ids", "block_hashes"),
     "cached_tokens": ("cached_tokens", "cache_read_tokens"),
@@ -218,7 +219,7 @@ class TableImporter(Importer):
         said = {name: row.get(column) for name, column in columns.items()}
         prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], least=0, most=MAX_PROMPT_TOKENS)
         numbers: dict[str, Any] = {"prompt_tokens": prompt}
-        for name in ("output_tokens", "cached_tokens"):
+        for name in ("output_tokens", "max_tokens", "cached_tokens"):
             if said.get(name) is not None:
                 numbers[name] = place.tokens(said[name], columns[name], least=0, most=MAX_WHOLE)
         if said.get("arrival") is not None:

@@ -38,4 +38,5 @@ def _rows(config: WorkloadConfig, seed: int) -> Iterator[Row]:
             tuple(request.hashes or ()),
             request.session,
             block_tokens,
+            request.max_tokens,
         )
