@@ -16,10 +16,10 @@ Feature: Right by default
         | vllm             | framework.version=0.19.0                            | reserve_prompt=True ... reserve_output=-                                                            |
         | vllm             | framework.version=0.18.1                            | reserve_prompt=False ... reserve_output=-                                                           |
         | vllm_synchronous |                                                     | order=fcfs ... ahead=False ... reserve_prompt=False ... reserve_output=-                            |
-        | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                |
-        | sglang           | scheduler.order=fcfs scheduler.reserve_output=false | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=False                        |
-        | sglang           | scheduler=static                                    | policy=static order=fcfs ... reserve_output=True                                                    |
-        | trtllm           |                                                     | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=True                         |
+        | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=1.0 |
+        | sglang           | scheduler.order=fcfs scheduler.reserve_output=false | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=False ... conservativeness=- |
+        | sglang           | scheduler=static                                    | policy=static order=fcfs ... reserve_output=True ... conservativeness=-                             |
+        | trtllm           |                                                     | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=-  |
         | kvlab            | scheduler.order=priority                            | order=priority ... ahead=False ... aging_s=60.0 ... admission_reserve=0.2 ... reserve_output=-      |
 
     @R23.1

@@ -55,6 +55,8 @@ class Stages:
 
     def candidate(self) -> None: ...
 
+    def decoded(self, steps: int) -> None: ...
+
     def has_room(self) -> bool:
         return True
 

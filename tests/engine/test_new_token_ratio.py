@@ -1,0 +1,149 @@
+"""SGLang's admission: a share of what running sequences may still produce (`scheduler.conservativeness`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus
+from kvlab.engine.core import EngineCore
+from kvlab.engine.scheduler.new_token_ratio import NewTokenRatio, RatioScheduler
+from tests.support.engines import drain
+from tests.support.table import table_engine, table_pool, undisturbed
+
+
+def asked(number: int, prompt: int, most: int, *, ignore_eos: bool = False, ends: int | None = None) -> Request:
+    first = 1000 * number
+    sampling = SamplingParams(most, ignore_eos=ignore_eos)
+    return Request(f"r{number}", tuple(range(first, first + prompt)), sampling, output_tokens=ends)
+
+
+def engine_of(blocks: int, **settings: Any) -> EngineCore:
+    """Blocks of one token, as SGLang's pages."""
+    pool = table_pool(blocks, 1)
+    common = {"order": "prefill_alone", "reserve_output": True, "conservativeness": 1.0, "admission_reserve": 0.0}
+    return table_engine(pool, max_batch_size=8, **common | settings)
+
+
+def ratio_of(engine: EngineCore) -> NewTokenRatio:
+    assert isinstance(engine.scheduler, RatioScheduler)
+    return engine.scheduler.ratio
+
+
+class TestRatio:
+    """Figures of SGLang 0.5.23's NewTokenRatioTracker."""
+
+    @pytest.mark.parametrize(
+        ("conservativeness", "steps", "share"),
+        [(1.0, 0, 0.7), (1.0, 300, 0.399), (1.0, 600, 0.098), (1.0, 900, 0.098), (2.0, 0, 1.0), (0.3, 0, 0.21)],
+    )
+    def test_falls_from_step_to_step(self, conservativeness: float, steps: int, share: float) -> None:
+        ratio = NewTokenRatio(conservativeness)
+        ratio.decay(steps)
+        assert ratio.current == pytest.approx(share)
+
+    def test_counts_steps_one_by_one_and_at_once(self) -> None:
+        one, many = NewTokenRatio(1.0), NewTokenRatio(1.0)
+        for _ in range(17):
+            one.decay(1)
+        many.decay(17)
+        assert one.current == pytest.approx(many.current)
+
+    def test_begins_anew_when_nothing_is_left(self) -> None:
+        engine = engine_of(60)
+        engine.add_request(asked(0, 4, 20))
+        drain(engine)
+        assert ratio_of(engine).current == pytest.approx(0.7 - 19 * (0.7 - 0.098) / 600)
+        engine.add_request(asked(1, 4, 1))
+        assert ratio_of(engine).current == 0.7
+        drain(engine)
+
+
+class TestAdmission:
+    """A sequence of 4 tokens runs, which may produce 19 more; 100 x 0.19 of them, 0.7 of that, are kept."""
+
+    @pytest.mark.parametrize(
+        ("ignore_eos", "ends", "blocks"),
+        [
+            (False, None, 4 + 13 + 4 + 10 + 2),  # int(19 x 0.7)
+            (True, None, 4 + 19 + 4 + 10 + 2),  # all of it
+            (True, 15, 4 + 13 + 4 + 10 + 2),  # its length is what a trace recorded, and nobody knows it
+        ],
+    )
+    def test_counts_a_share_of_those_that_run_and_all_of_the_candidate(
+        self, ignore_eos: bool, ends: int | None, blocks: int
+    ) -> None:
+        for size, enters in ((blocks, True), (blocks - 1, False)):
+            engine = engine_of(size)
+            engine.add_request(asked(0, 4, 20, ignore_eos=ignore_eos, ends=ends))
+            engine.step()
+            second = engine.add_request(asked(1, 4, 10))
+            engine.step()
+            assert (second.status is SequenceStatus.RUNNING) is enters
+            drain(engine)
+
+    def test_counts_those_of_the_same_step_in_full(self) -> None:
+        blocks = (4 + 20 + 1) + (4 + 10 + 1) + 1  # each with a page of its own, and one that stays free
+        for size, running in ((blocks, 2), (blocks - 1, 1)):
+            engine = engine_of(size)
+            for request in (asked(0, 4, 20), asked(1, 4, 10)):
+                engine.add_request(request)
+            record = engine.step()
+            assert record is not None
+            assert record.running == running
+            drain(engine)
+
+    def test_looks_4096_tokens_ahead(self) -> None:
+        engine = table_engine(
+            table_pool(5000, 1, max_seq_len=50_000),
+            order="prefill_alone",
+            reserve_output=True,
+            conservativeness=1.0,
+        )
+        with pytest.raises(Exception, match="can never fit"):
+            engine.add_request(asked(0, 4, 6000))
+        first = engine.add_request(asked(0, 4, 6000, ends=3))  # as servers do, it is asked for what fits
+        assert first.max_total_tokens == 5000
+        drain(engine)
+
+    def test_tries_none_again_until_one_has_left(self) -> None:
+        engine = engine_of(40)
+        first = engine.add_request(asked(0, 4, 20, ends=12))
+        engine.step()
+        other = engine.add_request(asked(1, 4, 30))
+        tried: list[int] = []
+        allocate = engine.pool.allocate_slot
+
+        def noted(*arguments: Any, **settings: Any) -> int:
+            tried.append(first.num_output_tokens)
+            return allocate(*arguments, **settings)
+
+        engine.pool.allocate_slot = noted  # type: ignore[method-assign]
+        drain(engine)
+        assert tried == [1, 12]  # at once, and when the first had ended
+        assert [first.finish_reason, other.finish_reason] == [FinishReason.STOP, FinishReason.LENGTH]
+
+
+class TestPreemption:
+    def test_the_one_with_least_output_goes_to_the_end_of_the_queue(self) -> None:
+        """Two that ask for more than they are expected to produce, and a third behind them."""
+        engine = engine_of(84, conservativeness=0.1)
+        first = engine.add_request(asked(0, 4, 60, ends=39))
+        engine.step()
+        second = engine.add_request(asked(1, 8, 60, ends=40))
+        for _ in range(3):
+            engine.step()
+        third = engine.add_request(asked(2, 4, 60))
+        before = 0.07
+        while not second.preemptions:
+            before = ratio_of(engine).current
+            assert engine.step() is not None
+        assert before < 0.07
+        produced, most = first.num_output_tokens, first.request.sampling.max_tokens
+        assert ratio_of(engine).current == pytest.approx((produced - 1 + 20) / (most + 1))
+        assert list(engine.scheduler.waiting) == [third, second]
+        drain(engine)
+        for sequence in (first, second, third):
+            request = sequence.request
+            assert sequence.output_token_ids == undisturbed(request)[: request.expected_tokens]
