@@ -1,0 +1,195 @@
+"""kvlab's decisions step by step, to be compared with those of another engine's own scheduler on the same requests."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvlab.config import RunConfig
+from kvlab.core import Request, RequestRecord
+from kvlab.engine.build import build_engine
+from kvlab.engine.core import EngineCore
+from kvlab.lab.results.log import RunLog
+from kvlab.lab.run.drive import drive
+from kvlab.lab.run.plan import RunPlan, plan_run
+from kvlab.simulation.timings import Deployment, StepTiming, Timing
+from kvlab.simulation.timings.base import Counts
+
+Row = dict[str, Any]  # what was decided in a step
+Rows = list[Row]
+
+
+class OneSecond(StepTiming):
+    """Every step takes as long, so that neither engine's decisions depend on what steps cost."""
+
+    includes_host = True
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Timing:
+        return cls()
+
+    @property
+    def description(self) -> str:
+        return "one second for each step"
+
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        return 1.0
+
+
+class Decided(NamedTuple):
+    """A run of kvlab: what it was, a row for each step, and its requests for the other engine."""
+
+    plan: RunPlan
+    rows: Rows
+    requests: list[dict[str, Any]]
+
+
+def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | None = None) -> Decided:
+    """Run a workload, whose requests `prepare` may change, in steps of one second."""
+    plan = replace(plan_run(config), timing=OneSecond())
+    requests = plan.requests
+    if not config.scheduler.ahead:
+        requests = [
+            replace(each, arrival_s=float(math.floor(each.arrival_s))) if each.follows is None else each
+            for each in requests
+        ]
+    if prepare is not None:
+        requests = [prepare(plan, each) for each in requests]
+    engine = build_engine(plan)
+    asked: dict[str, Request] = {}
+    submit = engine.submit
+
+    def noted(request: Request, *arguments: Any, **others: Any) -> None:
+        asked[request.request_id] = request
+        submit(request, *arguments, **others)
+
+    engine.submit = noted  # type: ignore[method-assign]
+    tokens = _scheduled_tokens(engine)
+    log = drive(engine, requests, at_once=False)
+    return Decided(
+        plan,
+        _decisions(log, tokens),
+        [
+            {
+                "id": record.request_id,
+                "arrival": record.arrival_s if config.scheduler.ahead else math.ceil(record.arrival_s),
+                "priority": asked[record.request_id].priority,
+                "prompt": tuple(asked[record.request_id].prompt_token_ids),
+                "output": record.output_token_ids,
+                "max_tokens": asked[record.request_id].sampling.max_tokens,
+                "ignore_eos": asked[record.request_id].sampling.ignore_eos,
+                "stop": asked[record.request_id].sampling.stop_token_ids,
+            }
+            for record in log.records
+        ],
+    )
+
+
+def _scheduled_tokens(engine: EngineCore) -> list[dict[str, int]]:
+    """Filled with the tokens of each sequence in each step, while the engine runs."""
+    found: list[dict[str, int]] = []
+    build = engine._batches.build
+
+    def noted(start: float) -> Any:
+        batch = build(start)
+        plans = batch.plans(mixed=True)
+        found.append(
+            {
+                sequence.request.request_id: count
+                for each in plans
+                for sequence, count in zip(each.sequences, map(int, each.num_tokens), strict=True)
+            }
+        )
+        return batch
+
+    engine._batches.build = noted  # type: ignore[assignment,method-assign]
+    return found
+
+
+def _decisions(log: RunLog, tokens: list[dict[str, int]]) -> Rows:
+    """A row for each step that computed something."""
+    at: dict[str, dict[float, list[str]]] = {
+        name: defaultdict(list) for name in ("admitted", "resumed", "preempted")
+    }
+
+    def note(record: RequestRecord) -> None:
+        if record.scheduled_s is not None:
+            at["admitted"][record.scheduled_s].append(record.request_id)
+        for name, times in (("resumed", record.resumed_s), ("preempted", record.preempted_s)):
+            for when in times:
+                at[name][when].append(record.request_id)
+
+    for record in log.records:
+        note(record)
+    scheduled = iter([each for each in tokens if each])
+    rows = []
+    for step in log.steps:
+        if not step.batch_seqs or step.pool is None or step.counters is None:
+            continue
+        rows.append(
+            {"time": step.start_s, "kind": "prefill" if step.prefill_tokens else "decode"}
+            | {name: sorted(found[step.start_s]) for name, found in at.items()}
+            | {
+                "tokens": next(scheduled),
+                "partial": step.batch_seqs - step.sampled_tokens,
+                "hits": step.counters.hit_tokens,
+                "evicted": step.counters.evicted_blocks,
+                "in_use": step.pool.blocks_in_use,
+            }
+        )
+    return rows
+
+
+def decided_by(python: str, script: Path, trace: dict[str, Any]) -> Rows:
+    """What another engine's scheduler decided in each step: a script that reads a trace and writes rows."""
+    done = subprocess.run(
+        [python, str(script)], input=json.dumps(trace), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    found: Rows = json.loads(done.stdout)
+    return found
+
+
+def compare(one: Rows, two: Rows, fields: tuple[str, ...]) -> dict[str, Any]:
+    """Steps and sums of both, the steps that differ, and how many of those had a prompt in chunks just before."""
+    pairs = list(enumerate(zip(one, two, strict=False)))
+    others = {name: [number for number, (a, b) in pairs if a[name] != b[name]] for name in fields}
+    differ = sorted({number for found in others.values() for number in found})
+    chunks = sum(any(row["partial"] for row in one[max(0, number - 2) : number + 1]) for number in differ)
+    sums = {
+        name: [
+            sum(len(row[name]) if isinstance(row[name], list) else row[name] for row in rows) for rows in (one, two)
+        ]
+        for name in ("admitted", "preempted", "hits", "evicted")
+    }
+    counts = {name: len(found) for name, found in others.items()}
+    return {
+        "steps": [len(one), len(two)],
+        "sums": sums,
+        "differ": len(differ),
+        "first": differ[0] if differ else None,
+        "chunks": chunks,
+        "by_field": counts,
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Markdown, a row for each workload; both figures where they differ."""
+    rows = [
+        "| workload | steps | admissions | preemptions | hit tokens | evicted | steps that differ | in what |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, result in found.items():
+        pairs = [result["steps"], *result["sums"].values()]
+        cells = [f"{a:,}" if a == b else f"{a:,} / {b:,}" for a, b in pairs]
+        what = ", ".join(f"{field} {count}" for field, count in result["by_field"].items() if count)
+        differ = f"{result['differ']}, with a prompt in chunks {result['chunks']}" if result["differ"] else "0"
+        rows.append(f"| {name} | {' | '.join(cells)} | {differ} | {what} |")
+    return "\n".join(rows)

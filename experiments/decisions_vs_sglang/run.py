@@ -1,0 +1,186 @@
+"""kvlab's decisions beside those of SGLang's own scheduler, radix cache and allocators, step by step.
+
+    python -m experiments.decisions_vs_sglang.run --sglang-python ENVIRONMENT/bin/python [--json FILE]
+
+Both get the same requests, the same pages of 16 tokens, the same limits, and steps of one second each. Neither
+computes a model; SGLang is given the tokens that kvlab drew. Every step is compared: whether it computes prompts or
+decodes, who is admitted, resumed and retracted, how many tokens of whom, prompt tokens found in the radix cache,
+evicted pages, pages in use. Prints a table, a row for each workload, and the first step of each that differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.decisions import Row, Rows, compare, decide, decided_by, table
+from experiments.runs import configure
+from kvlab.core import Request, SequenceSpec
+from kvlab.engine.executors.simulated import SimulatedExecutor
+from kvlab.lab.run.plan import RunPlan
+from kvlab.simulation.timings import StepTiming
+
+#: What a simulated SGLang is told, but for the sizes: the one table to change when its settings do.
+SGLANG = [
+    "scheduler.order=prefill_alone",
+    "scheduler.reserve_output=true",
+    "scheduler.admission_reserve=0",
+    "scheduler.aging_s=null",
+]
+BASE = [
+    "executor=simulated",
+    "hardware=h100_sxm",
+    "framework=sglang",
+    "model=qwen3_8b",
+    "model.max_seq_len=16384",
+    "scheduler.ahead=false",
+    "scheduler.max_batched_tokens=512",  # chunked_prefill_size
+    "scheduler.max_batch_size=32",  # max_running_requests
+    *SGLANG,
+]
+OUTPUT = "workload.output_len={min: 16, max: 96}"
+PROMPT = "workload.prompt_len={min: 32, max: 300}"
+BURST = ["workload=burst48", PROMPT, OUTPUT]
+POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
+ARRIVALS = [*BURST, *POISSON]
+SHARED = [
+    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
+    "workload.group_len=150", PROMPT, OUTPUT,
+]  # fmt: skip
+CONVERSATIONS = [
+    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
+    "workload.prompt_len={min: 32, max: 150}",
+]  # fmt: skip
+LONG = "workload.prompt_len={min: 300, max: 1500}"
+AHEAD = "scheduler.ahead=true"
+
+
+class Workload(NamedTuple):
+    """A workload, and the most tokens that its requests ask for, if these are more than they produce."""
+
+    overrides: list[str]
+    max_tokens: int | None = None
+
+
+def of(*overrides: str, max_tokens: int | None = None) -> Workload:
+    """A workload."""
+    return Workload(list(overrides), max_tokens)
+
+
+WORKLOADS = {
+    "burst, memory for all": of(*BURST, "kv.num_blocks=2000"),
+    "burst, prompts in chunks": of(*BURST, LONG, "kv.num_blocks=6000"),
+    "arrivals, memory for all": of(*ARRIVALS, "kv.num_blocks=2000"),
+    "arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000"),
+    "eight at once": of(*BURST, "workload.num_requests=100", "scheduler.max_batch_size=8", "kv.num_blocks=2000"),
+    "burst, little memory": of(*BURST, "kv.num_blocks=150"),
+    "arrivals, little memory": of(*ARRIVALS, "kv.num_blocks=120"),
+    "arrivals, no prefix cache": of(*ARRIVALS, "kv.num_blocks=120", "kv.prefix_sharing=false"),
+    "asked for 512, memory for all": of(*ARRIVALS, "kv.num_blocks=6000", max_tokens=512),
+    "asked for 512, little memory": of(*ARRIVALS, "kv.num_blocks=150", max_tokens=512),
+    "asked for 512, no prefix cache": of(*ARRIVALS, "kv.num_blocks=150", "kv.prefix_sharing=false", max_tokens=512),
+    "asked for 512, in chunks": of(*ARRIVALS, LONG, "workload.rate=0.1", "kv.num_blocks=300", max_tokens=512),
+    "asked for 6000, little memory": of(*ARRIVALS, "kv.num_blocks=600", max_tokens=6000),
+    "shared prefixes, memory for all": of(*SHARED, "kv.num_blocks=8000"),
+    "shared prefixes, little memory": of(*SHARED, "kv.num_blocks=400"),
+    "conversations, memory for all": of(*CONVERSATIONS, "kv.num_blocks=4000"),
+    "conversations, little memory": of(*CONVERSATIONS, "kv.num_blocks=300"),
+    "overlap: burst, memory for all": of(*BURST, "kv.num_blocks=2000", AHEAD),
+    "overlap: arrivals, prompts in chunks": of(
+        *ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000", AHEAD
+    ),
+    "overlap: asked for 512, memory for all": of(*ARRIVALS, "kv.num_blocks=6000", AHEAD, max_tokens=512),
+    "overlap: arrivals, little memory": of(*ARRIVALS, "kv.num_blocks=120", AHEAD),
+    "overlap: asked for 512, little memory": of(*ARRIVALS, "kv.num_blocks=150", AHEAD, max_tokens=512),
+    "overlap: shared prefixes, memory for all": of(*SHARED, "kv.num_blocks=8000", AHEAD),
+}
+FIELDS = ("time", "kind", "admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
+
+
+def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
+    """A request for so many tokens, which ends by a stop token where the workload's own would have ended."""
+    assert isinstance(plan.timing, StepTiming)
+    executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
+    spec = SequenceSpec(request.request_id, 0, request.sampling)
+    last = int(executor._draw([spec], np.array([request.sampling.max_tokens - 1]))[0])
+    sampling = replace(request.sampling, max_tokens=max_tokens, ignore_eos=False, stop_token_ids=(last,))
+    return replace(request, sampling=sampling)
+
+
+def ours(workload: Workload, page_size: int | None = None) -> tuple[dict[str, Any], Rows]:
+    """The trace for SGLang, and what kvlab decided in each step. SGLang may have pages of another size."""
+    config = configure([*BASE, *workload.overrides])
+    most = workload.max_tokens
+    decided = decide(config, None if most is None else lambda plan, request: asking_for(most, plan, request))
+    plan = decided.plan
+    trace = {
+        "page_size": page_size or config.kv.block_size,
+        "num_tokens": plan.pool.num_blocks * config.kv.block_size,
+        "max_running_requests": config.scheduler.max_batch_size,
+        "chunked_prefill_size": config.scheduler.max_batched_tokens,
+        "max_model_len": config.model.max_seq_len,
+        "vocab_size": plan.model.vocab_size,
+        "prefix_caching": config.kv.prefix_sharing,
+        "overlap": config.scheduler.ahead,
+        "requests": decided.requests,
+    }
+    return trace, decided.rows
+
+
+def in_words(number: int, one: Rows, two: Rows) -> str:
+    """How a step differs."""
+    parts = []
+    for name in FIELDS:
+        mine, other = one[number][name], two[number][name]
+        if mine != other:
+            parts.append(f"{name}: kvlab {_short(mine, other)}, SGLang {_short(other, mine)}")
+    return f"step {number} at {two[number]['time']:g} s: " + "; ".join(parts)
+
+
+def _short(value: Any, other: Any) -> str:
+    """What is in it and not in the other."""
+    if isinstance(value, dict):
+        return str({key: count for key, count in value.items() if other.get(key) != count} or "none of these")
+    return str(value)
+
+
+def show(row: Row) -> str:
+    """A step on a line."""
+    return ", ".join(f"{name} {value}" for name, value in row.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sglang-python", required=True, help="the interpreter that has SGLang")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--page-size", type=int, help="of SGLang; by default that of kvlab's blocks")
+    parser.add_argument("--steps", type=int, default=0, help="how many steps around the first difference to print")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    script = Path(__file__).with_name("sglang_scheduler.py")
+    found = {}
+    first = []
+    for name in arguments.workloads:
+        trace, mine = ours(WORKLOADS[name], arguments.page_size)
+        other = decided_by(arguments.sglang_python, script, trace)
+        found[name] = compare(mine, other, FIELDS)
+        number = found[name]["first"]
+        if number is not None:
+            first.append(f"- {name}: {in_words(number, mine, other)}")
+            for each in range(max(0, number - arguments.steps + 1), number + arguments.steps):
+                for who, rows in (("kvlab ", mine), ("SGLang", other)):
+                    if each < len(rows):
+                        first.append(f"    {each} {who} {show(rows[each])}")
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"found": found, "last": [mine, other]}, default=int))
+    print(table(found))
+    print("\n".join(["", *first]))
+
+
+if __name__ == "__main__":
+    main()
