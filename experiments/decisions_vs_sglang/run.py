@@ -91,9 +91,7 @@ WORKLOADS = {
     "conversations, memory for all": of(*CONVERSATIONS, "kv.num_blocks=4000"),
     "conversations, little memory": of(*CONVERSATIONS, "kv.num_blocks=300"),
     "overlap: burst, memory for all": of(*BURST, "kv.num_blocks=2000", AHEAD),
-    "overlap: arrivals, prompts in chunks": of(
-        *ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000", AHEAD
-    ),
+    "overlap: arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000", AHEAD),
     "overlap: asked for 512, memory for all": of(*ARRIVALS, "kv.num_blocks=6000", AHEAD, max_tokens=512),
     "overlap: arrivals, little memory": of(*ARRIVALS, "kv.num_blocks=120", AHEAD),
     "overlap: asked for 512, little memory": of(*ARRIVALS, "kv.num_blocks=150", AHEAD, max_tokens=512),

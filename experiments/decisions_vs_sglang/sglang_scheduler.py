@@ -144,7 +144,10 @@ def build(trace: dict[str, Any]) -> Any:
     )
     one.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=None, prefill_aware_swa=False))
     one.max_total_num_tokens, one.max_req_len = size, min(longest, size) - 1
-    one.max_prefill_tokens, one.max_running_requests = get_schedule().max_prefill_tokens, trace["max_running_requests"]
+    one.max_prefill_tokens, one.max_running_requests = (
+        get_schedule().max_prefill_tokens,
+        trace["max_running_requests"],
+    )
     one.schedule_policy, one.enable_overlap = get_schedule().schedule_policy, trace["overlap"]
     one.disaggregation_mode, one.spec_algorithm = DisaggregationMode.NULL, SpeculativeAlgorithm.from_string(None)
     one.is_generation, one.processed_tokens_counter = True, 0
@@ -155,8 +158,20 @@ def build(trace: dict[str, Any]) -> Any:
         *("enable_fpm", "enable_overlap_mlx", "_war_barrier_enabled", "enable_metrics_for_all_schedulers"),
     )
     nothing = (
-        *("dllm_config", "hisparse_coordinator", "decode_offload_manager", "min_free_slots_delayer", "sliding_window_size"),
-        *("dynamic_chunk_sizer", "truncation_align_size", "max_new_tokens_limit", "max_queued_requests", "draft_worker"),
+        *(
+            "dllm_config",
+            "hisparse_coordinator",
+            "decode_offload_manager",
+            "min_free_slots_delayer",
+            "sliding_window_size",
+        ),
+        *(
+            "dynamic_chunk_sizer",
+            "truncation_align_size",
+            "max_new_tokens_limit",
+            "max_queued_requests",
+            "draft_worker",
+        ),
     )
     for name in off:
         setattr(one, name, False)
@@ -168,7 +183,12 @@ def build(trace: dict[str, Any]) -> Any:
         setattr(one, name, MagicMock())
     for name in ("load_publisher", "load_inquirer", "output_streamer", "model_worker", "publish_load_snapshot"):
         setattr(one, name, MagicMock())
-    for name in ("maybe_sleep_on_idle", "maybe_send_health_check_signal", "_record_step_counters", "_prefetch_kvcache"):
+    for name in (
+        "maybe_sleep_on_idle",
+        "maybe_send_health_check_signal",
+        "_record_step_counters",
+        "_prefetch_kvcache",
+    ):
         setattr(one, name, MagicMock())
     one.scheduler_stage_metrics.record.side_effect = lambda *_: nullcontext()
     one.invariant_checker = MagicMock(_check_all_pools=lambda stats: (False, []))
@@ -317,7 +337,10 @@ class Driver:
             }
         )
         self.retracted, self.evicted = [], 0
-        tokens = [self.answers[req.rid][min(len(req.output_ids) + self._ahead(req), self._last(req))] for req in batch.reqs]
+        tokens = [
+            self.answers[req.rid][min(len(req.output_ids) + self._ahead(req), self._last(req))]
+            for req in batch.reqs
+        ]
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
     def _last(self, req: Any) -> int:
@@ -325,7 +348,9 @@ class Driver:
 
     def _ahead(self, req: Any) -> int:
         """Tokens of steps that run still."""
-        return sum(req in batch.reqs and req.inflight_middle_chunks <= 0 for batch, _ in self.scheduler.result_queue)
+        return sum(
+            req in batch.reqs and req.inflight_middle_chunks <= 0 for batch, _ in self.scheduler.result_queue
+        )
 
 
 def run(trace: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus
 from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler.new_token_ratio import NewTokenRatio, RatioScheduler
 from tests.support.engines import drain
-from tests.support.table import table_engine, table_pool, undisturbed
+from tests.support.table import TableExecutor, table_engine, table_pool, undisturbed
 
 
 def asked(number: int, prompt: int, most: int, *, ignore_eos: bool = False, ends: int | None = None) -> Request:
@@ -23,7 +23,7 @@ def engine_of(blocks: int, **settings: Any) -> EngineCore:
     """Blocks of one token, as SGLang's pages."""
     pool = table_pool(blocks, 1)
     common = {"order": "prefill_alone", "reserve_output": True, "conservativeness": 1.0, "admission_reserve": 0.0}
-    return table_engine(pool, max_batch_size=8, **common | settings)
+    return table_engine(pool, TableExecutor(1.0), max_batch_size=8, **common | settings)
 
 
 def ratio_of(engine: EngineCore) -> NewTokenRatio:
@@ -94,6 +94,19 @@ class TestAdmission:
             assert record.running == running
             drain(engine)
 
+    @pytest.mark.parametrize(("conservativeness", "cached"), [(1.0, 0), (None, 8)])
+    def test_prompts_of_one_step_do_not_share(self, conservativeness: float | None, cached: int) -> None:
+        pool = table_pool(60, 1, sharing=True)
+        engine = table_engine(pool, reserve_output=True, conservativeness=conservativeness)
+        engine.add_request(asked(0, 8, 4))
+        other = engine.add_request(Request("other", (*range(8), 99), SamplingParams(4)))
+        engine.step()
+        assert other.cached_tokens == cached
+        later = engine.add_request(Request("later", (*range(8), 98), SamplingParams(4)))
+        engine.step()
+        assert later.cached_tokens == 8
+        drain(engine)
+
     def test_looks_4096_tokens_ahead(self) -> None:
         engine = table_engine(
             table_pool(5000, 1, max_seq_len=50_000),
@@ -123,6 +136,18 @@ class TestAdmission:
         drain(engine)
         assert tried == [1, 12]  # at once, and when the first had ended
         assert [first.finish_reason, other.finish_reason] == [FinishReason.STOP, FinishReason.LENGTH]
+
+    def test_does_not_know_the_token_of_a_step_that_runs(self) -> None:
+        """19 more may come of a sequence that has one token: 20 where steps are decided ahead."""
+        for ahead, blocks in ((False, 4 + 13 + 4 + 10 + 2), (True, 4 + 14 + 4 + 10 + 2)):
+            for size, enters in ((blocks, True), (blocks - 1, False)):
+                engine = engine_of(size, ahead=ahead)
+                engine.add_request(asked(0, 4, 20))
+                engine.step()
+                second = engine.add_request(asked(1, 4, 10))
+                engine.step()
+                assert (second.status is SequenceStatus.RUNNING) is enters
+                drain(engine)
 
 
 class TestPreemption:

@@ -87,6 +87,7 @@ def schedulers(draw: st.DrawFn) -> SchedulerConfig:
         "admission_reserve": reserve,
         "watermark": watermark,
         "mixed": draw(st.booleans()),
+        "ahead": draw(st.booleans()),
         "long_prefill_threshold": draw(st.none() | st.integers(1, budget)),
         "max_waiting_requests": draw(st.none() | st.integers(1, 5)),
         "speculation": SpeculationConfig(

@@ -78,7 +78,7 @@ class RatioAdmission(Admission):
     """
 
     def __init__(self, pool: KVCachePool, scheduler: RatioScheduler, *, reserved_later: int = 0) -> None:
-        self._ratio = scheduler.ratio
+        self._expected = scheduler.expected
         super().__init__(pool, scheduler, reserved_later=reserved_later)
 
     def keep_free(self, candidate: Sequence) -> int:
@@ -86,7 +86,9 @@ class RatioAdmission(Admission):
         return kept + 2 if self._scheduler.running else kept  # its own block, and one that stays
 
     def most_tokens(self, candidate: Sequence) -> int | None:
-        return len(candidate.token_ids) + most_left(candidate) if self._scheduler.running else None
+        if not self._scheduler.running:
+            return None
+        return len(candidate.token_ids) + most_left(candidate, candidate.num_output_tokens)
 
     def admitted(self, sequence: Sequence) -> None:
         super().admitted(sequence)
@@ -97,7 +99,7 @@ class RatioAdmission(Admission):
         for sequence in running:
             before = int(expected)
             # What a step computes of a prompt counts in full.
-            expected += self._ratio.expected(sequence) if sequence.is_decoding else most_left(sequence)
+            expected += self._expected(sequence) if sequence.is_decoding else most_left(sequence, 0)
             tokens.append(len(sequence.token_ids) - sequence.is_decoding + int(expected) - before)
         return tokens
 

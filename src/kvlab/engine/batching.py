@@ -233,9 +233,14 @@ class BatchBuilder:
     def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
         Returns their chunks, and the next, if there was no memory for it.
-
-        Each is reserved at once, so that the next may share the blocks that it fills in this very step.
         """
+        admitted, refused = self._open_slots(budget, reserved_later, now)
+        if admitted and not self._scheduler.shares_within_step:
+            self._pool.reserve(slots_of(sequence for sequence, _ in admitted), [count for _, count in admitted])
+        return admitted, refused
+
+    def _open_slots(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
+        """See `_admit`. Each is reserved at once, where the next may share the blocks that it fills in this step."""
         admitted: list[Chunk] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:
@@ -271,7 +276,8 @@ class BatchBuilder:
             if is_loading:
                 continue
             chunk = self._scheduler.chunk(sequence, budget)
-            self._pool.reserve([sequence.slot], [chunk.num_tokens])
+            if self._scheduler.shares_within_step:
+                self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= chunk.num_tokens
             admitted.append(chunk)
         return admitted, None

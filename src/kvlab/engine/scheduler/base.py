@@ -35,6 +35,8 @@ class Scheduler:
     order of admission.
     """
 
+    shares_within_step = True  # a sequence that is admitted finds the blocks that one before it fills in this step
+
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.order = ORDERS.get(config.order)(config)

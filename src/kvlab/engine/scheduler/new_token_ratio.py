@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
@@ -34,30 +34,23 @@ class NewTokenRatio:
         """So many steps have decoded, and memory has sufficed."""
         self.current = max(self.current - steps * (self._first - self._least) / _DECAY_STEPS, self._least)
 
-    def estimate(self, left: Iterable[Sequence]) -> None:
-        """Memory has run out; these go on."""
-        produced = asked = 0
-        for sequence in left:
-            produced += sequence.num_output_tokens + _AFTER_PREEMPTION
-            asked += sequence.request.sampling.max_tokens
-        self.current = min(produced / (asked + 1), 1.0)
-
-    def expected(self, sequence: Sequence) -> float:
-        """Tokens that a sequence is expected to produce still: all that it asks for, if it ignores stop tokens."""
-        request = sequence.request
-        is_fixed = request.sampling.ignore_eos and request.output_tokens is None
-        return most_left(sequence) * (1.0 if is_fixed else self.current)
+    def estimate(self, produced: int, asked: int, sequences: int) -> None:
+        """Memory has run out; so many sequences go on, which have produced so many of the tokens they asked for."""
+        self.current = min((produced + _AFTER_PREEMPTION * sequences) / (asked + 1), 1.0)
 
 
-def most_left(sequence: Sequence) -> int:
-    """Tokens that a sequence may still produce, as far as admission looks ahead."""
-    return min(sequence.max_total_tokens - len(sequence.token_ids), _MOST_TOKENS)
+def most_left(sequence: Sequence, known: int) -> int:
+    """Tokens that a sequence may produce behind the `known` ones, as far as admission looks ahead."""
+    return min(sequence.request.sampling.max_tokens - known, _MOST_TOKENS)
 
 
 class RatioScheduler(Scheduler):
     """Continuous batching with `scheduler.conservativeness`. Where there was no memory for a sequence, none is
-    admitted until another has left; a preempted one goes to the end of the queue.
+    admitted until another has left; a preempted one goes to the end of the queue. Prompts that are computed in one
+    step do not share what they have in common.
     """
+
+    shares_within_step = False
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -77,6 +70,17 @@ class RatioScheduler(Scheduler):
         self._is_full = self._is_full and bool(self.running)
         super().begin_step(now, cached_tokens)
 
+    def expected(self, sequence: Sequence) -> float:
+        """Tokens that a running sequence is expected to produce: all that it asks for, if it ignores stop tokens."""
+        request = sequence.request
+        is_fixed = request.sampling.ignore_eos and request.output_tokens is None
+        return most_left(sequence, self._known(sequence)) * (1.0 if is_fixed else self.ratio.current)
+
+    def _known(self, sequence: Sequence) -> int:
+        """Its output tokens, but that of a step which runs still."""
+        times = sequence.token_times_s
+        return len(times) - (len(times) > 0 and times[-1] > self._known_s)
+
     def ran_short(self) -> None:
         self._is_full = bool(self.running)
 
@@ -91,7 +95,9 @@ class RatioScheduler(Scheduler):
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
         self._is_full = False
-        self.ratio.estimate(other for other in self.running if other.is_decoding and other.finish_reason is None)
+        left = [other for other in self.running if other.is_decoding and other.finish_reason is None]
+        asked = sum(other.request.sampling.max_tokens for other in left)
+        self.ratio.estimate(sum(map(self._known, left)), asked, len(left))
 
     def _requeue(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
