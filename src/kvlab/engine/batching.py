@@ -240,7 +240,7 @@ class BatchBuilder:
         return admitted, refused
 
     def _open_slots(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
-        """See `_admit`. Each is reserved at once, where the next may share the blocks that it fills in this step."""
+        """See `_admit`. Each is reserved at once where the next may share the blocks that it fills in this step."""
         admitted: list[Chunk] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:

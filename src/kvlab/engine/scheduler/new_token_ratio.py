@@ -71,7 +71,7 @@ class RatioScheduler(Scheduler):
         super().begin_step(now, cached_tokens)
 
     def expected(self, sequence: Sequence) -> float:
-        """Tokens that a running sequence is expected to produce: all that it asks for, if it ignores stop tokens."""
+        """Tokens that a running sequence is expected to produce: all it asks for, if it ignores stop tokens."""
         request = sequence.request
         is_fixed = request.sampling.ignore_eos and request.output_tokens is None
         return most_left(sequence, self._known(sequence)) * (1.0 if is_fixed else self.ratio.current)
