@@ -22,7 +22,12 @@ def asked(number: int, prompt: int, most: int, *, ignore_eos: bool = False, ends
 def engine_of(blocks: int, **settings: Any) -> EngineCore:
     """Blocks of one token, as SGLang's pages."""
     pool = table_pool(blocks, 1)
-    common = {"order": "prefill_alone", "reserve_output": True, "conservativeness": 1.0, "admission_reserve": 0.0}
+    common: dict[str, Any] = {
+        "order": "prefill_alone",
+        "reserve_output": True,
+        "conservativeness": 1.0,
+        "admission_reserve": 0.0,
+    }
     return table_engine(pool, TableExecutor(1.0), max_batch_size=8, **common | settings)
 
 
