@@ -30,6 +30,7 @@ from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.devices import share_in_words
+from kvlab.planning.startup import startup
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
 
@@ -218,6 +219,9 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     text += f", up to {config.model.max_seq_len:,} tokens each"
     if hardware and config.kv.memory is None and config.kv.num_blocks is None:
         text += f"; {share_in_words(config, hardware)}"
+        start = startup(config.framework)
+        if start.otherwise and plan.working.is_of_logits:
+            text += f"; vLLM counts {start.logit_bytes} bytes for each logit at its start{start.otherwise}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
