@@ -114,6 +114,8 @@ Feature: How many sequences fit
     Scenario Outline: A fleet of <model> reported <blocks> blocks of a vLLM whose Docker image has FlashInfer
       When I plan "model=<model> hardware=h100_sxm tensor_parallel=<devices> framework=vllm_synchronous framework.version=0.10.0"
       Then the planner says "x 38 bytes (14 where FlashInfer is installed, as in vLLM's Docker images: framework.flashinfer_sampler=true)"
+      When I run "model=<model> executor.dtype=bfloat16 executor.timing=roofline hardware=h100_sxm executor.tensor_parallel=<devices> framework=vllm_synchronous framework.version=0.10.0 workload.num_requests=1 figures=false" on a tiny model
+      Then the message says "vLLM counts 38 bytes for each logit at its start (14 where FlashInfer is installed, as in vLLM's Docker images: framework.flashinfer_sampler=true)"
       When I plan "model=<model> hardware=h100_sxm tensor_parallel=<devices> framework=vllm_synchronous framework.version=0.10.0 framework.flashinfer_sampler=true"
       Then within 2 % of <blocks> blocks of 16 tokens fit
 

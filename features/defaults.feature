@@ -87,6 +87,7 @@ Feature: Right by default
         | workload.think_s=2.0                | workload.turns of 2 or more   |
         | executor.memory_utilization=0.5     | executor=simulated            |
         | framework.version=0.11.0            | simulated devices             |
+        | optimize=latency/ttft_ms_p50        | sweeps (-m, sweep=)           |
 
     @R23.3
     Scenario: Windows of a model that has none
@@ -108,6 +109,7 @@ Feature: Right by default
         | fleet.replicas=2 fleet.router=load    | fleet.weights.prefix=2.0    | a router that sees prefixes                       |
         | fleet.replicas=2                      | fleet.link.gb_s=3.0         | fleet.prefill of 1 or more                        |
         | fleet.replicas=2                      | fleet.scale.warm_up_s=3.0   | fleet.scale.on                                    |
+        |                                       | hardware.host_link_gb_s=3   | kv.offload                                        |
         | fleet.replicas=2 fleet.prefill_scale.on=rate | fleet.prefill_scale.target=9.0 | fleet.prefill_scale.on, with fleet.prefill of 1 or more |
         | fleet.replicas=2 fleet.router=precise fleet.prefixes=none | fleet.weights.prefix=2.0 | a router that sees prefixes              |
         | fleet.replicas=2 fleet.router=precise fleet.prefixes=none fleet.store=1MiB | fleet.store_weight=0.5 | fleet.store, with a router that sees prefixes |

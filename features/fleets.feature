@@ -123,7 +123,7 @@ Feature: Fleets
       Examples:
         | who                             | settings                                                      | blocks |
         | Replicas that decode            | fleet.replicas=2 fleet.prefill=1                              | 36     |
-        | Replicas that reserve blocks    | fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first | 40     |
+        | Replicas that reserve blocks    | fleet.replicas=2 fleet.prefill=1 fleet.handshake=decode_first | 36     |
         | Replicas that pull from another | fleet.replicas=2 fleet.neighbours=true fleet.pull=always      | 42     |
 
   Rule: Replicas die, drain and return

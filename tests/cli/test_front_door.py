@@ -58,13 +58,16 @@ print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
     assert "LOADED []" in ended.stdout, ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("name", ["rum", "bench"])  # typed wrongly, and as vLLM calls it
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("rum", "run"), ("bench", "run"), ("compare", "report")],  # typed wrongly, and as others call it
+)
 def test_an_unknown_command_names_the_closest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, meant: str
 ) -> None:
     assert ask(monkeypatch, name, "kv=paged") == 2
     assert capsys.readouterr().err == (
-        f"error: {name}: no such command; did you mean run? there are: " + ", ".join(front.COMMANDS) + "\n"
+        f"error: {name}: no such command; did you mean {meant}? there are: " + ", ".join(front.COMMANDS) + "\n"
     )
 
 

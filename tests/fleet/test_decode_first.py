@@ -68,6 +68,15 @@ def test_chunks_go_while_later_ones_are_computed(monkeypatch: pytest.MonkeyPatch
     assert tails[1] < tails[0] / 2
 
 
+@pytest.mark.parametrize("send", ["prompt", "chunk"])
+def test_of_two_prompts_of_one_step_each_is_there_when_its_own_message_ends(send: str) -> None:
+    fleet = pushing(send, setup_us=1e5)
+    serve(fleet, [asked("r0"), asked("r1")])
+    assert fleet.split is not None
+    first, second = fleet.split.transfers
+    assert first.end_s == second.start_s
+
+
 def test_no_prompt_is_computed_before_there_are_blocks_for_it() -> None:
     fleet = pushing("prompt")
     log = serve(fleet, [asked(f"r{n}", 57, outputs=4) for n in range(3)])  # a pool has 40 blocks of 4

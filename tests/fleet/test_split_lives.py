@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def split(
     prefill: int = 2,
     decode: int = 2,
     more: Sequence[Request] = (),
+    asked: Request = ASKED,
 ) -> tuple[Fleet, RunLog]:
     """Two replicas that prefill and two that decode serve one request, or others."""
     link = LinkConfig(setup_us=setup_us, send="chunk" if handshake == "decode_first" else "prompt")
@@ -35,7 +37,7 @@ def split(
         replicas=prefill + decode, prefill=prefill, handshake=handshake, life=list(life), link=link
     )
     fleet = fleet_of(config, own=own)
-    return fleet, serve(fleet, [ASKED, *more])
+    return fleet, serve(fleet, [asked, *more])
 
 
 def other(arrival_s: float) -> Request:
@@ -58,11 +60,53 @@ def test_a_prompt_that_was_being_computed_is_computed_by_another(handshake: str,
     assert sent_to(fleet, "prefill") == [0, 1]
     assert sent_to(fleet, "decode") == [2]
     assert fleet.split is not None
-    (sent,) = fleet.split.transfers
+    *parts, sent = fleet.split.transfers
+    # Of two chunks one was sent, and the other was about to be.
+    assert len(parts) == (handshake == "decode_first")
+    for part in parts:
+        assert (part.source, part.num_bytes) == (0, sent.num_bytes // 2)
+        assert (part.start_s, part.end_s) == pytest.approx((ends_s[0], ends_s[1]))
     assert sent.source == 1
     assert sent.start_s > ends_s[1]  # all of it is sent anew
     assert fleet.retried == 1
     assert log.records[0].output_token_ids == usual.records[0].output_token_ids
+
+
+TOKENS = POOL | {"scheduler": SchedulerConfig(max_batch_size=4, max_batched_tokens=4, long_prefill_threshold=1)}
+
+
+@pytest.mark.parametrize(("setup_us", "is_there"), [(0.0, True), (1000.0, False)])
+def test_the_rest_of_a_prompt_is_computed_by_another_unless_its_blocks_are_all_there(
+    setup_us: float, is_there: bool
+) -> None:
+    """They are on their way, or there, when their source dies with the last token before it."""
+    asked = replace(ASKED, prompt_token_ids=prompt_for("r0", 19))
+    ends_s = [step.end_s for step in split("decode_first", own=TOKENS, asked=asked)[1].steps if step.replica == 0]
+    die_s = (ends_s[15] + 3 * ends_s[16]) / 4
+    fleet, log = split("decode_first", f"{die_s:.9f}:die:0", own=TOKENS, asked=asked, setup_us=setup_us)
+    assert fleet.split is not None
+    assert sent_to(fleet, "prefill") == ([0] if is_there else [0, 1])
+    assert (fleet.retried, fleet.lost_tokens) == ((0, 0) if is_there else (1, 17))
+    assert [each.source for each in fleet.split.transfers] == ([0] if is_there else [0, 1])
+    first = next(step for step in log.steps if step.replica == 2)
+    assert first.start_s >= fleet.split.transfers[-1].end_s
+    assert log.records[0].cached_tokens == 0
+    assert log.records[0].computed_prompt_tokens == 19
+
+
+def test_what_was_sent_for_a_request_that_was_aborted_is_kept() -> None:
+    link = LinkConfig(setup_us=1e3, send="chunk")
+    fleet = fleet_of(FleetConfig(replicas=2, prefill=1, handshake="decode_first", link=link), own=CHUNKS)
+    fleet.submit(ASKED)
+    while fleet.replicas[0].core.clock.now() < 5e-4:  # three steps have begun, whose messages are planned
+        fleet.step()
+    assert fleet.abort("r0")
+    while fleet.has_work():
+        fleet.step()
+    assert fleet.split is not None
+    (part,) = fleet.split.transfers
+    assert part.end_s - part.start_s > 2e-3
+    assert part.num_bytes == 6144  # of the three that had begun
 
 
 @pytest.mark.parametrize("handshake", HANDSHAKES)

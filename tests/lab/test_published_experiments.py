@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,11 @@ def test_its_commands_and_pictures_exist(page: Path) -> None:
 def test_its_simulated_device_holds_its_pool(device: tuple[str, ...]) -> None:
     """What is planned beside a pool grows with what a framework is found to take."""
     assert plan_run(configure(list(device))).pool.num_blocks in (2048, 2177)
+
+
+@pytest.mark.parametrize(("first", "code"), [("-m", 130), ("script.py", -2)])  # -m: while a script is looked for
+def test_a_script_that_is_interrupted_ends_as_a_command(first: str, code: int) -> None:
+    program = f"import sys; sys.argv = [{first!r}]; import experiments; raise KeyboardInterrupt"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (code, code != 130)
+    assert (ended.stderr == "interrupted\n") == (code == 130)

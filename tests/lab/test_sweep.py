@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from kvlab.config import KVConfig, ModelConfig, RunConfig, TrackingConfig, WorkloadConfig
+from kvlab.lab.campaigns.sweep import history
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.lab.campaigns.sweep.results import best, medians, status_of
 from kvlab.lab.results.provenance import config_digest, sweep_digest
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.process import is_alive, this_process
+from kvlab.lab.tracking.search import TrackedRun
 from tests.support.commands import Lab
 
 
@@ -240,6 +242,31 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     assert words in ended.output
     assert len(ended.output.splitlines()) == 1
     assert not bare.base.joinpath("store.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("ended", "closed"),
+    [
+        ("sweep:1:1", {"own", "lost", "elsewhere"}),  # the sweep is over: whatever it was
+        (None, {"lost"}),  # a search that others may be at work on
+    ],
+)
+def test_runs_of_lost_workers_are_closed_beside_one_that_is_still_at_work(
+    ended: str | None, closed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = {"sweep:1:1": True, "worker:2:1": True, "worker:3:1": False}
+    monkeypatch.setattr(history, "is_alive", alive.get)
+    marked: list[str] = []
+    monkeypatch.setattr(history, "mark_interrupted", lambda _store, run_id, _why: marked.append(run_id))
+    runs = {"own": "sweep:1:1", "at work": "worker:2:1", "lost": "worker:3:1", "elsewhere": "other:4:1"}
+    children = [
+        TrackedRun(name, name, "RUNNING", None, {}, {}, tags={"kvlab.process": process})
+        for name, process in runs.items()
+    ]
+    looked_up = history.History(store=None, tracking=TrackingConfig())  # type: ignore[arg-type]
+    monkeypatch.setattr(history.History, "_children", lambda *_: children)
+    assert looked_up.close_open_runs(children[0], exclusive=False, ended=ended) == len(closed)
+    assert set(marked) == closed
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_build_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out
 
 
 def test_what_cannot_be_installed(tmp_path: Path, steps: list[list[str]]) -> None:
-    with pytest.raises(ConfigError, match="needs no environment of its own; those that do: llamacpp, transformers"):
+    with pytest.raises(ConfigError, match="needs no environment of its own; those that have one: llamacpp, "):
         install("openai", tmp_path / "env")
     with pytest.raises(ConfigError, match="is there already; remove it"):
         install("vllm", tmp_path)
@@ -118,7 +118,13 @@ def test_what_was_installed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert process_settings.interpreter(config.engine.python, program) == str(python)
     said = call(kvlab.cli.peers.main, "install", "vllm")
     assert (said.code, "is there already" in said.output) == (2, True)
-    assert call(kvlab.cli.peers.main, "install", "foo").output.startswith("error: engine.kind=foo: unknown")
+    known = "those that have one: llamacpp, transformers_continuous, transformers_static, vllm"
+    assert call(kvlab.cli.peers.main, "install", "vlm").output == (
+        f"error: engine=vlm: unknown; {known}; did you mean vllm?\n"
+    )
+    assert call(kvlab.cli.peers.main, "install", "openai").output == (
+        f"error: engine=openai: needs no environment of its own; {known}\n"
+    )
     assert "write: kvlab peers install <engine>" in call(kvlab.cli.peers.main, "vllm").output
     assert {name for name in ENGINES.names() if ENGINES.get(name).recipe} >= {"vllm", "transformers_static"}
 

@@ -4,6 +4,7 @@ import pytest
 
 from kvlab.cli.compose import compose_run
 from kvlab.config.effects import without_effect
+from kvlab.simulation.timings.base import unread_tiers
 
 
 def said(*words: str) -> str:
@@ -37,6 +38,9 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("engine.python=python", "engines in a process", SERVER),
         ("kv.num_blocks=64", "engines that a run starts", SERVER),
         ("scheduler.watermark=0.1", "engine=kvlab", ("engine=vllm",)),
+        ("executor.device=cpu", "executors that compute", SIMULATED),
+        ("model.weights=elsewhere", "executors that compute", SIMULATED),
+        ("model.tokenizer=fetched:smollm2", "executors that compute, and workloads of words", SIMULATED),
         ("framework.flashinfer_sampler=True", "simulated devices of a vLLM before 0.28", SIMULATED),
     ],
 )
@@ -51,6 +55,9 @@ def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tu
         (*SIMULATED, "framework=sglang"),
         (*SIMULATED, "workload=chat"),
         (*SIMULATED, "workload=parallel_sampling"),
+        (*SIMULATED, "model=smollm2_135m"),  # whose file has both a path and weights
+        (*SIMULATED, "workload=chat", "model.weights=elsewhere"),  # whose tokenizer reads them
+        (*SIMULATED, "engine=vllm", "executor.threads=2", "executor.device=cpu", "model.weights=elsewhere"),
         (*SIMULATED, *LINES, "workload.temperature=0.5"),  # of lines with an n of their own
         (*SIMULATED, "engine=vllm"),
         (*SIMULATED, *SERVER),
@@ -69,3 +76,24 @@ def test_what_is_read_or_comes_from_a_file_is_not_named(words: tuple[str, ...]) 
 
 def test_a_key_that_has_no_effect_is_not_shown() -> None:
     assert "engine.api_key=*** has no effect" in said("engine.api_key=abcdefgh")
+
+
+WAYS = ("hardware.host_link_gb_s=3.0", "hardware.disk_us=7.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("hardware=h100_sxm", *WAYS), ["host_link_gb_s=3 ... kv.offload", "disk_us=7 ... kv.offload_disk"]),
+        (("hardware=h100_sxm", *WAYS, "kv.offload=1GiB"), ["disk_us=7 ... kv.offload_disk"]),
+        (("hardware=h100_sxm", *WAYS, "kv.offload_disk=1GiB"), ["host_link_gb_s=3 ... kv.offload"]),
+        (("hardware=l40s",), []),  # whose file says how fast its links are
+        (("hardware=here", "executor.timing=roofline"), []),  # whose links are measured
+        (("hardware=h100_sxm", "hardware.name=mine", *WAYS), []),  # of a file that may be anywhere
+    ],
+)
+def test_ways_to_tiers_are_named_where_there_is_no_tier(words: tuple[str, ...], named: list[str]) -> None:
+    config = compose_run(("executor=simulated", *words)).config
+    assert config.hardware is not None
+    expected = [f"hardware.{text}".replace("...", "has no effect here: it is read by") for text in named]
+    assert unread_tiers(config.kv, config.hardware) == expected

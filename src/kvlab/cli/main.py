@@ -43,7 +43,14 @@ COMMANDS = {
     "ui": Command("open the tracked runs in the browser", "--port 5000"),
 }
 #: What other programs call commands, and what these are here.
-_MEANT = {"bench": "run", "benchmark": "run", "simulate": "run", "sweep": "run", "complete": "generate"}
+_MEANT = {
+    **dict.fromkeys(("bench", "benchmark", "simulate", "sweep"), "run"),
+    **dict.fromkeys(("compare", "diff"), "report"),
+    **dict.fromkeys(("download", "pull"), "fetch"),
+    **dict.fromkeys(("optimize", "search"), "tune"),
+    "complete": "generate",
+    "router": "route",
+}
 _COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
 
 

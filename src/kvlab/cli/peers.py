@@ -26,11 +26,10 @@ def main(settings: PeersSettings, words: list[str]) -> int:
         raise ConfigError("peers", " ".join(words), "write: kvlab peers install <engine>")
     from pathlib import Path
 
-    from kvlab.peers.engines import ENGINES
-    from kvlab.peers.install import environment, install
+    from kvlab.peers.install import environment, install, recipe_of
 
     name = words[1]
-    ENGINES.get(name)  # raises before anything is said
+    recipe_of(name)  # raises before anything is said
     folder = environment(name) if settings.folder is None else Path(settings.folder).expanduser().absolute()
     print(f"{name}: an environment in {folder}; this takes minutes", flush=True)
     recipe = install(name, folder)

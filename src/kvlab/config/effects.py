@@ -54,10 +54,17 @@ def _is_simulated(config: RunConfig) -> bool:
     return config.executor.kind == "simulated" or config.hardware is not None
 
 
+def _loads(config: RunConfig) -> bool:
+    return config.executor.kind != "simulated" or _is_other(config)
+
+
+def _reads_words(config: RunConfig) -> bool:
+    return _loads(config) or config.workload.source != "synthetic"
+
+
 def _samples_at_start(config: RunConfig) -> bool:
-    if not _is_simulated(config) or config.framework.tables != "vllm":
-        return False
-    version = config.framework.vllm_key
+    is_vllm = _is_simulated(config) and config.framework.tables == "vllm"
+    version = config.framework.vllm_key if is_vllm else None
     return version is not None and version < (0, 28)
 
 
@@ -158,7 +165,13 @@ CONDITIONS = (
         _samples_at_start,
         "simulated devices of a vLLM before 0.28 (framework.version)",
     ),
-    Condition("executor.threads", lambda config: not _is_simulated(config), "executors that compute"),
+    *_each("executor", "device threads", _loads, "executors that compute"),
+    Condition(
+        "model.weights",  # its checkpoint's own, unless others are set
+        lambda config: _reads_words(config) or config.model.weights == config.model.path,
+        "executors that compute",
+    ),
+    Condition("model.tokenizer", _reads_words, "executors that compute, and workloads of words, as workload=chat"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
@@ -304,11 +317,7 @@ CONDITIONS = (
         lambda config: config.workload.source in ("mooncake", "timed_trace"),
         "the traces mooncake and timed_trace",
     ),
-    Condition(
-        "workload.path",
-        _chosen("workload.source", *FILES),
-        "workloads that read a file",
-    ),
+    Condition("workload.path", _chosen("workload.source", *FILES), "workloads that read a file"),
 )
 
 

@@ -46,6 +46,7 @@ class _Reserved:
     ready_s: float  # when the blocks were reserved
     sent: int = 0  # contents that are sent
     start_s: float = math.inf  # when the first message begins
+    last_s: float = 0.0  # when the last message ends of those that are planned
     end_s: float = math.inf  # when the last ends, once all are sent
 
 
@@ -132,6 +133,17 @@ class DecodeFirst(Split):
         for reserved in dict.fromkeys(reserved for _, reserved, _ in messages):
             self._sent(reserved, record.end_s)
 
+    def lose(self, replica: int, now: float) -> None:
+        """See Split. Of a prompt whose K and V have all come the rest is not computed again."""
+        for request in self._requests.values():
+            if replica in (request.target, self._sources.get(request.name)):
+                for reserved in request.reserved:
+                    self._note_part(reserved)
+        super().lose(replica, now)
+        for request in list(self._requests.values()):
+            if replica != request.target and not self._is_offered(request):
+                self._fleet.replicas[replica].abort(request.name, now)
+
     def _joined(self, first: RequestRecord, record: RequestRecord) -> RequestRecord:
         """See Split. Where it decodes it was scheduled before its prompt was sent away."""
         return replace(super()._joined(first, record), scheduled_s=record.scheduled_s)
@@ -164,6 +176,8 @@ class DecodeFirst(Split):
                 return
             if record.completed:
                 request.first = record
+            elif not self._is_offered(request):  # all of it has come, and the target computes what is behind
+                request.first = replace(record, computed_prompt_tokens=request.routed.prompt_tokens)
             elif record.finish_reason is FinishReason.ABORTED:
                 self._fleet.replicas[request.target].abort(request.name, record.finished_s)
             else:
@@ -185,10 +199,20 @@ class DecodeFirst(Split):
         if request.first is not None:
             super()._lose_source(name, now)
             return
-        request.computed = 0
-        for reserved in request.reserved:
-            reserved.sent, reserved.start_s = 0, math.inf
+        waiting = [reserved for reserved in request.reserved if reserved.end_s > now]
+        if request.reserved and not waiting:
+            super()._end(name, request.target, now)
+            return
+        request.computed, loading = 0, self._fleet.replicas[request.target].loading
+        for reserved in waiting:
+            reserved.sent, reserved.start_s, reserved.end_s = 0, math.inf, math.inf
+            for key in reserved.keys & loading.keys():
+                loading[key].done_s = math.inf
         self._let_go(name, now)
+
+    def _is_offered(self, request: _Request) -> bool:
+        """Whether its target has not all K and V of its prompt yet, and they may come."""
+        return self.tiers[request.target].offers(request.name)
 
     def _messages(
         self, reserved: _Reserved, tokens: int, start_s: float, end_s: float
@@ -215,7 +239,7 @@ class DecodeFirst(Split):
         sending, receiving = self._sending[self._sources[request.name]], self._receiving[request.target]
         start_s = max(ready_s, reserved.ready_s, sending.free_s, receiving.free_s)
         end_s = start_s + self._rates[request.target].seconds(num_bytes)
-        reserved.start_s = min(reserved.start_s, start_s)
+        reserved.start_s, reserved.last_s = min(reserved.start_s, start_s), end_s
         sending.take(receiving, reserved.ready_s, end_s)
 
     def _sent(self, reserved: _Reserved, computed_s: float) -> None:
@@ -223,13 +247,21 @@ class DecodeFirst(Split):
         if reserved.sent < len(reserved.contents):
             return
         request = reserved.request
-        reserved.end_s = self._receiving[request.target].free_s
+        reserved.end_s = reserved.last_s
         num_bytes = sum(content.num_bytes for content in reserved.contents)
         ready_s = max(reserved.ready_s, computed_s)
         self._note(request.name, request.target, ready_s, reserved.start_s, reserved.end_s, num_bytes)
         if (load := self._load(reserved)) is not None:
             load.done_s = reserved.end_s
             self._fleet.replicas[request.target].wake(reserved.end_s)
+
+    def _note_part(self, reserved: _Reserved) -> None:
+        """Keep what was sent of contents that will not all be sent."""
+        if reserved.sent < len(reserved.contents) and reserved.start_s < math.inf:
+            num_bytes = sum(content.num_bytes for content in reserved.contents[: reserved.sent])
+            start_s, reserved.start_s = reserved.start_s, math.inf  # so that it is kept once
+            request = reserved.request
+            self._note(request.name, request.target, start_s, start_s, reserved.last_s, num_bytes)
 
     def _load(self, reserved: _Reserved) -> Load | None:
         """The target's load of what is reserved, as long as its end is not known."""
@@ -245,6 +277,7 @@ class DecodeFirst(Split):
         for reserved in [waited for waited in request.reserved if key in waited.keys]:
             reserved.keys.discard(key)
             if not reserved.keys:
+                self._note_part(reserved)
                 request.reserved.remove(reserved)
                 now = self._fleet.replicas[request.target].core.clock.now()
                 if reserved.end_s <= now and not request.reserved:
@@ -252,6 +285,8 @@ class DecodeFirst(Split):
 
     def _lose(self, request: _Request, now: float) -> None:
         """Nobody computes its prompt for it any more: the target computes what it waits for."""
+        for reserved in request.reserved:
+            self._note_part(reserved)
         super()._end(request.name, request.target, now)
         for reserved in request.reserved:
             if (load := self._load(reserved)) is not None:

@@ -14,7 +14,6 @@ from kvlab.lab.terminal import Terminal, marked
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.formats import DESCRIBED
 from kvlab.planning.memory import layer_tensors
-from kvlab.planning.startup import FLASHINFER_BYTES
 
 
 def show_plan(plan: CapacityPlan, console: Terminal) -> None:
@@ -129,13 +128,10 @@ def _working_formula(plan: CapacityPlan) -> str:
     small += f", and {format_bytes(working.small)} for small things"
     if working.compiling > max(working.logits, working.layers + working.attention):
         return f"largest: {format_bytes(working.compiling)} while kernels are compiled and timed{small}"
-    if working.logits > working.layers + working.attention:
+    if working.is_of_logits:
         stream = 2 * settings.max_batched_tokens * model.hidden_size * settings.element
         width = (working.logits - stream) // (settings.rows * model.vocab_size)
-        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes"
-        if settings.startup.unsure:
-            logits += f" ({FLASHINFER_BYTES} where FlashInfer is installed, as in vLLM's Docker images: "
-            logits += "framework.flashinfer_sampler=true)"
+        logits = f"{settings.rows} rows x {model.vocab_size:,} logits x {width} bytes{settings.startup.otherwise}"
         return f"largest: {logits} + {format_bytes(stream)} of the step's tokens{small}"
     count = layer_tensors(model, settings)
     queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))

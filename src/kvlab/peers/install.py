@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvlab.errors import ConfigError, FetchError, shown
+from kvlab.errors import ConfigError, FetchError, nearest, shown
 from kvlab.kernels.cpu.cache import cache_folder
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Recipe
@@ -31,14 +31,22 @@ def installed_python(name: str) -> Path | None:
     return python if python.is_file() else None
 
 
+def recipe_of(name: str) -> Recipe:
+    """How the environment of an engine is made. Raises ConfigError for one that has none, or that is unknown."""
+    recipes = {engine: ENGINES.get(engine).recipe for engine in ENGINES.names()}
+    if (recipe := recipes.get(name)) is not None:
+        return recipe
+    known = [engine for engine in recipes if recipes[engine] is not None]
+    why = "needs no environment of its own" if name in recipes else "unknown"
+    hint = nearest(name, known, "; did you mean {}?")
+    raise ConfigError("engine", name, f"{why}; those that have one: {', '.join(known)}{hint}")
+
+
 def install(name: str, folder: Path) -> Recipe:
     """Make the environment of an engine in a folder that is not there. Raises ConfigError for an engine without a
     recipe or a folder that is there; FetchError, and leaves nothing, where a step fails.
     """
-    recipe = ENGINES.get(name).recipe
-    if recipe is None:
-        known = ", ".join(engine for engine in ENGINES.names() if ENGINES.get(engine).recipe is not None)
-        raise ConfigError("engine", name, f"needs no environment of its own; those that do: {known}")
+    recipe = recipe_of(name)
     if folder.exists():
         raise ConfigError("folder", folder, "is there already; remove it, or name another one")
     try:

@@ -189,6 +189,11 @@ class WorkingMemory:
         """Of a step."""
         return max(self.layers + self.attention, self.logits, self.compiling) + self.small + self.graphs
 
+    @property
+    def is_of_logits(self) -> bool:
+        """Whether the logits are what a step needs most for."""
+        return self.logits > self.layers + self.attention and self.logits >= self.compiling
+
 
 def working_memory(model: DecoderConfig, cache: KVSpec, settings: EngineSettings) -> WorkingMemory:
     """What the largest step and the loading of the weights need."""

@@ -33,6 +33,16 @@ class Startup(NamedTuple):
     graphs: bool = False  # whether CUDA graphs are counted
     unsure: bool = False  # whether it depends on how vLLM was installed what samples, and nobody said it
 
+    @property
+    def otherwise(self) -> str:
+        """What a logit takes if vLLM was installed otherwise, in words; empty where that is known."""
+        if not self.unsure:
+            return ""
+        return (
+            f" ({FLASHINFER_BYTES} where FlashInfer is installed, as in vLLM's Docker images: "
+            "framework.flashinfer_sampler=true)"
+        )
+
 
 OTHERS = Startup()
 

@@ -63,6 +63,10 @@ class RemoteTier(ElsewhereTier):
             if not names:
                 del self._names[key], self.offered[key]
 
+    def offers(self, name: str) -> bool:
+        """Whether this offer stands."""
+        return name in self._offers
+
     def bytes_of(self, keys: Iterable[Key]) -> int:
         """See Tier. Layers of a group may be fewer than a page has room for."""
         return sum(self.offered[key].num_bytes for key in keys)

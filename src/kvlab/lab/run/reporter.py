@@ -30,9 +30,12 @@ from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.devices import share_in_words
+from kvlab.planning.startup import startup
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
+from kvlab.simulation.timings.base import unread_tiers
 
+_OPTIMIZE = "optimize={} has no effect here: it is read by sweeps (-m, sweep=) and kvlab tune"
 WARNING, PREDICTED = "warning", "predicted"  # kinds of notes
 
 
@@ -76,7 +79,8 @@ class Reporter:
         else:
             choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
-        for sentence in without_effect(config):
+        alone = [] if config.optimize is None or context.in_sweep else [_OPTIMIZE.format(config.optimize)]
+        for sentence in (*without_effect(config), *alone):
             if sentence not in context.said:
                 self.note(sentence)
         if (own := plan.own) is None:
@@ -96,10 +100,7 @@ class Reporter:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
                 self._once(name + _as_simulated(group.plan, timing))
-                hardware, framework = group.plan.config.hardware, group.plan.config.framework
-                for sentence in timing.unread(hardware, framework) if hardware else ():
-                    self.note(f"{name}{sentence}")
-                for sentence in _limits_of_all(group.plan.config):
+                for sentence in _remarks_on_devices(group.plan.config, timing):
                     self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
@@ -219,7 +220,18 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     text += f", up to {config.model.max_seq_len:,} tokens each"
     if hardware and config.kv.memory is None and config.kv.num_blocks is None:
         text += f"; {share_in_words(config, hardware)}"
+        start = startup(config.framework)
+        if start.otherwise and plan.working.is_of_logits:
+            text += f"; vLLM counts {start.logit_bytes} bytes for each logit at its start{start.otherwise}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
+
+
+def _remarks_on_devices(config: RunConfig, timing: Timing) -> Iterator[str]:
+    """Settings of simulated devices that nothing reads, or that may mean something else to their framework."""
+    if config.hardware is not None:
+        yield from timing.unread(config.hardware, config.framework)
+        yield from unread_tiers(config.kv, config.hardware)
+    yield from _limits_of_all(config)
 
 
 def _usual(config: RunConfig) -> ServerDefaults | None:

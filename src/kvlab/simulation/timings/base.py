@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
+from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig, KVConfig
 from kvlab.core import StepRecord
 from kvlab.models.config import DecoderConfig
 from kvlab.paths import CONF
@@ -23,6 +23,9 @@ Counts = NDArray[np.int64]
 #: Of a device, beside its arithmetic, what a roofline reads to time steps.
 _RATES = ("bandwidth_gb_s", "bandwidth_efficiency", "compute_efficiency", "launch_us")
 _OF_KERNELS = ("fp8_scales", "expert_kernels", "fused_allreduce_mib", "device_token_us")  # of a framework
+_TO_HOST = ("host_link_gb_s", "host_link_efficiency", "host_link_us")
+_TO_DISK = ("disk_read_gb_s", "disk_write_gb_s", "disk_us")
+_COMPUTED = "computed"
 LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
 
 
@@ -113,7 +116,8 @@ class StepTiming(Timing):
 
 def set_rates(hardware: HardwareConfig, names: Sequence[str] = ()) -> list[str]:
     """What a roofline reads of the device that is other than in its file, as key=value: of these names, or all."""
-    usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | _written("hardware", hardware.name))
+    written = _known(_written("hardware", hardware.name))
+    usual = _rates(asdict(HardwareConfig(hardware.name, hardware.memory)) | written)
     return [
         f"hardware.{name}={value if isinstance(value, bool) else format(value, 'g')}"
         for name, value in _rates(asdict(hardware)).items()
@@ -121,21 +125,40 @@ def set_rates(hardware: HardwareConfig, names: Sequence[str] = ()) -> list[str]:
     ]
 
 
+def unread_tiers(kv: KVConfig, hardware: HardwareConfig) -> list[str]:
+    """A sentence for each setting of the way to a tier that is other than in the device's file, where nothing is
+    copied there. Nobody set what was measured here, or what is in a file that is not known.
+    """
+    written = _written("hardware", hardware.name)
+    usual = asdict(HardwareConfig(hardware.name, hardware.memory)) | written
+    tiers = (("kv.offload", kv.offload, _TO_HOST), ("kv.offload_disk", kv.offload_disk, _TO_DISK))
+    return [
+        f"hardware.{name}={getattr(hardware, name):g} has no effect here: it is read by {key}"
+        for key, room, names in tiers
+        for name in names
+        if written and room is None and usual[name] not in (getattr(hardware, name), _COMPUTED)
+    ]
+
+
 def set_kernels(framework: FrameworkConfig, names: Sequence[str] = _OF_KERNELS) -> list[str]:
     """What measured operations read of the framework that is other than in its file, as key=value."""
-    usual = asdict(FrameworkConfig()) | _written("framework", framework.name)
+    usual = asdict(FrameworkConfig()) | _known(_written("framework", framework.name))
     values = {name: getattr(framework, name) for name in names}
     return [f"framework.{name}={value}" for name, value in values.items() if value != usual[name]]
 
 
 def _written(group: str, name: str) -> dict[str, Any]:
-    """The settings of a file of a group that are known before anything is measured."""
+    """The settings of a file of a group, `_COMPUTED` where they are not known before something is measured."""
     import yaml  # this late: engines that compute do without it
 
     files = (folder / group / f"{name}.yaml" for folder in (CONF, Path("conf")))
     file = next(filter(Path.is_file, files), None)
     written: dict[str, Any] = yaml.safe_load(file.read_text("utf-8")) if file else {}
-    return {name: value for name, value in written.items() if "${" not in str(value)}
+    return {name: _COMPUTED if "${" in str(value) else value for name, value in written.items()}
+
+
+def _known(written: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in written.items() if value != _COMPUTED}
 
 
 def _rates(settings: Mapping[str, Any]) -> dict[str, float]:

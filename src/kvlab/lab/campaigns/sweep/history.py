@@ -53,12 +53,13 @@ class History:
         """Mark as interrupted the children of a parent that a killed process left open; returns their number.
 
         Raises ConfigError where the process of the parent or of a child is alive, unless several processes may work
-        at it (not `exclusive`), or it is the one whose work has `ended`.
+        at it (not `exclusive`): then runs of those that are alive, or cannot be looked up, stay open. With `ended`,
+        the process whose sweep is over, only other ones that are alive keep theirs.
         """
         running = self._children(parent, "RUNNING")
-        for run in [parent, *running] if parent.state == "RUNNING" else running:
+        for run in [parent, *running] if exclusive and parent.state == "RUNNING" else running:
             process = run.tags.get("kvlab.process")
-            if exclusive and process != ended and is_alive(process):
+            if exclusive and is_alive(process):
                 host, pid, _ = str(process).rsplit(":", 2)
                 text = f"of this sweep is still running, as process {pid} on {host}; wait for it, or end it"
                 raise ConfigError("resume", "true", f"{run.name!r} {text}")
@@ -66,8 +67,9 @@ class History:
             self.warnings.append(f"{_elsewhere(parent)} and continued here")
         closed = 0
         for run in running:
-            alive = is_alive(run.tags.get("kvlab.process"))
-            if not exclusive and alive is not False:
+            process = run.tags.get("kvlab.process")
+            alive = False if ended is not None and process == ended else is_alive(process)
+            if not exclusive and (alive or (alive is None and ended is None)):
                 continue
             if alive is None:
                 self.warnings.append(f"{_elsewhere(run)} and run again")

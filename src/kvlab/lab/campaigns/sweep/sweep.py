@@ -78,12 +78,13 @@ class Sweep:
             lost |= close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems or plan.parallel != 1:
-            # Workers that were lost, or ended with the sweep, had no time to close their runs.
-            with suppress(KvlabError):
+            # Workers that were lost, or ended with the sweep, had no time to close their runs. One that is still at
+            # work closes its own.
+            with suppress(TrackingError):
                 history = open_history(self._tracking)
                 parent = history and history.parent("sweep", self.plan.digest)
                 if history and parent and parent.run_id == self.plan.parent_run_id:
-                    history.close_open_runs(parent, ended=plan.process)
+                    history.close_open_runs(parent, exclusive=False, ended=plan.process)
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
             if plan.parent_run_id:
