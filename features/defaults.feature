@@ -41,7 +41,7 @@ Feature: Right by default
 
     @R23.11
     Scenario Outline: framework=<framework> <settings>: of groups of devices each has its own limits of a step
-      When I run "executor=simulated executor.dtype=bfloat16 hardware=h200_sxm model=qwen3_30b_a3b framework=<framework> executor.attention_data_parallel=2 executor.expert_parallel=2 kv.memory=8GiB verbose=true figures=false <settings>" on a tiny model
+      When I run "executor=simulated executor.dtype=bfloat16 hardware=h200_sxm model=qwen3_30b_a3b framework=<framework> executor.attention_data_parallel=2 executor.expert_parallel=2 executor.timing=roofline kv.memory=8GiB verbose=true figures=false <settings>" on a tiny model
       Then the command succeeds
       And the message says "<message>"
 

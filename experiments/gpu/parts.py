@@ -87,7 +87,7 @@ def kernels(sizes: Sizes) -> Iterator[Row]:
         running = {what: _start_tests(what, files, sizes, directory) for what, files in groups.items()}
         while running:
             for what in [what for what, process in running.items() if process.poll() is not None]:
-                yield _test_row(what, running.pop(what).returncode, directory)
+                yield row_of_tests(what, running.pop(what).returncode, directory)
             time.sleep(0.05)
 
 
@@ -102,7 +102,7 @@ def _start_tests(what: str, files: list[Path], sizes: Sizes, directory: Path) ->
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _test_row(what: str, status: int, directory: Path) -> Row:
+def row_of_tests(what: str, status: int, directory: Path) -> Row:
     report = directory / f"{what}.xml"
     if not report.is_file():  # pytest did not get as far
         tail = (directory / f"{what}.log").read_text(errors="replace").strip().splitlines()[-1:]

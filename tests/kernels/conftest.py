@@ -18,6 +18,10 @@ from kvlab.kernels.cpu.native import instruction_set, int8_path, load
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
 
+# AddressSanitizer's is in this process by now, and would take the compiler a third of its time.
+if "libasan" in os.environ.get("LD_PRELOAD", ""):
+    del os.environ["LD_PRELOAD"]
+
 collect_ignore_glob = [] if find_spec("triton") else ["test_*"]
 
 

@@ -15,47 +15,45 @@ from kvlab.attention.registry import select_backend
 from kvlab.errors import BackendError, KernelError
 from kvlab.kernels.cpu import interface, native
 from kvlab.kernels.cpu.cache import keep
+from tests.kernels.conftest import build_for
 
 SPEC = AttentionSpec(4, 2, 16, 0.25, "bfloat16", "cpu")
 
 
-#: What compiles fastest.
-SETTINGS = {"KVLAB_CPU_ARCH": "x86-64", "KVLAB_CXXFLAGS": "-O0"}
+#: A library that others of these tests need too.
+ARCHITECTURE = "x86-64"
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own."""
-    for name, value in {"KVLAB_CACHE": str(tmp_path / "cache"), **SETTINGS}.items():
-        monkeypatch.setenv(name, value)
+    build_for(ARCHITECTURE, monkeypatch)
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the library, compiled once."""
-    folder = tmp_path_factory.mktemp("compiled") / "cache"
+def library() -> Path:
+    """The library, compiled once for all sessions of tests."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"KVLAB_CACHE": str(folder), **SETTINGS}.items():
-            patch.setenv(name, value)
-        if shutil.which("c++") is None:
-            pytest.skip("no C++ compiler")
-        native.load()
-    return folder
+        build_for(ARCHITECTURE, patch)
+        return Path(native.load()._name)
 
 
 @pytest.fixture
-def filled(compiled: Path, cache: Path) -> Path:
-    """The test's own cache, with the library."""
-    shutil.copytree(compiled, cache)
-    return cache
-
-
-@pytest.fixture
-def compiled_before(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_before(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that gives the library at once."""
-    (built,) = compiled.glob("*.so")
-    monkeypatch.setattr(native, "_run", lambda command: shutil.copy(built, command[-1]))
+    monkeypatch.setattr(native, "_run", lambda command: shutil.copy(library, command[-1]))
+
+
+@pytest.fixture
+def filled(cache: Path, compiled_before: None) -> Path:
+    """The test's own cache, with the library."""
+    native.load()
+    native._attempt.cache_clear()
+    return cache
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_is_compiled_once_and_then_found(compiled: Path, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sorted(path.suffix for path in compiled.iterdir()) == [".lock", ".sha256", ".so"]
+def test_is_compiled_once_and_then_found(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sorted(path.suffix for path in filled.iterdir()) == [".lock", ".sha256", ".so"]
     monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("built again"))
     native.load()
 

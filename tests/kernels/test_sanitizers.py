@@ -26,6 +26,7 @@ QUICK = " -O0 -fno-sanitize=null,object-size,vptr,pointer-overflow"
 # Each call in a process of its own, which a finding ends; they share the imports.
 CALLS = """
 import ctypes, os, torch
+del os.environ["LD_PRELOAD"]  # see conftest.py
 from kvlab.kernels.cpu.native import load
 kernel = load().kvlab_gated
 

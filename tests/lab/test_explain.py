@@ -229,14 +229,16 @@ class TestRunsThatComputedTheirSteps:
     SETTINGS = ("model=llama3_1_8b", "model.max_seq_len=1024", "workload=heavy_tail", "workload.num_requests=40")
     SMALL = ("kv.num_blocks=150", "scheduler.max_batch_size=6", "framework.sequence_us=900")
 
-    def explained(self) -> tuple[Explanation, RealRun]:
-        plan = plan_of(*self.SETTINGS, *self.SMALL)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def a_run(cls) -> tuple[Explanation, RealRun]:
+        plan = plan_of(*cls.SETTINGS, *cls.SMALL)
         log, found = explained(plan)
         subject = Subject("llama3_1_8b", plan.model.num_parameters, "bfloat16", 2.0, plan.pool.bytes_per_token)
         return found, RealRun("here", subject, plan.model, "a machine", 1, "", list(log.steps))
 
-    def test_a_change_is_what_a_run_with_its_settings_gives(self) -> None:
-        found, run = self.explained()
+    def test_a_change_is_what_a_run_with_its_settings_gives(self, a_run: tuple[Explanation, RealRun]) -> None:
+        found, run = a_run
         keys = found.slowest(1)
         again = resimulate(found, run, keys)
         assert again.agrees
@@ -249,8 +251,8 @@ class TestRunsThatComputedTheirSteps:
         assert blocks.asked_ms == pytest.approx(record.e2el_ms, rel=0.1)
         assert blocks.asked_ms < base.asked_ms
 
-    def test_a_simulation_that_is_far_off_is_not_believed(self) -> None:
-        found, run = self.explained()
+    def test_a_simulation_that_is_far_off_is_not_believed(self, a_run: tuple[Explanation, RealRun]) -> None:
+        found, run = a_run
         late = {
             key: replace(record, finished_s=record.finished_s + 0.5 * (record.finished_s - record.arrival_s))
             for key, record in found.records.items()
@@ -259,16 +261,16 @@ class TestRunsThatComputedTheirSteps:
         assert not again.agrees
         assert "(-3" in again.error
 
-    def test_outputs_are_as_long_as_they_were(self) -> None:
-        found, run = self.explained()
+    def test_outputs_are_as_long_as_they_were(self, a_run: tuple[Explanation, RealRun]) -> None:
+        found, run = a_run
         cut = {
             key: replace(each, output_token_ids=each.output_token_ids[:1]) for key, each in found.records.items()
         }
         again = resimulate(replace(found, records=cut), run, found.slowest(1))
         assert {len(each.output_token_ids) for each in again.explanation.records.values()} == {1}
 
-    def test_one_that_guesses_tokens_ahead_is_refused(self) -> None:
-        found, run = self.explained()
+    def test_one_that_guesses_tokens_ahead_is_refused(self, a_run: tuple[Explanation, RealRun]) -> None:
+        found, run = a_run
         config = found.plan.config
         speculation = replace(config.scheduler.speculation, method="ngram")
         config = replace(config, scheduler=replace(config.scheduler, speculation=speculation))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -19,7 +18,7 @@ from experiments.gpu.run import main
 ROOT = Path(__file__).resolve().parents[2]
 # What kvlab wants and a GPU machine lacks; filelock comes with transformers.
 NOT_THERE = ("hydra", "hypothesis", "matplotlib", "mlflow", "omegaconf", "psutil", "pyarrow", "pytest_bdd", "rich")
-BLOCKER = """
+LEAN = f"""
 from importlib.machinery import PathFinder
 
 find = PathFinder.find_spec
@@ -27,9 +26,27 @@ find = PathFinder.find_spec
 class Lean:
     @classmethod
     def find_spec(cls, name, *rest):
-        return None if {{name, name.partition(".")[0]}} & set({names!r}) else find(name, *rest)
+        return None if {{name, name.partition(".")[0]}} & set({NOT_THERE!r}) else find(name, *rest)
 
 PathFinder.find_spec = Lean.find_spec
+"""
+# Parts of which one does not hold, and one ends in the midst; they import nothing that takes long.
+FAILING = """
+import sys
+from dataclasses import make_dataclass
+from types import SimpleNamespace
+
+Row = make_dataclass("Row", ["case", "ok", "result", "figures"])
+
+def kernels(sizes):
+    yield Row("selected tests", False, "0 passed", {})
+
+def parity(sizes):
+    yield Row("the first", True, "the same", {})
+    import a_module_that_is_not_there
+
+sys.modules["experiments.gpu.parts"] = SimpleNamespace(PARTS={"kernels": kernels, "parity": parity})
+sys.modules["experiments.gpu.sizes"] = SimpleNamespace(choose=str)
 """
 
 pytestmark = [
@@ -38,21 +55,15 @@ pytestmark = [
 ]
 
 
-def run(
-    directory: Path, *arguments: str, absent: tuple[str, ...] = NOT_THERE, apart: bool = False
-) -> tuple[int, str, dict[str, Any]]:
+def run(directory: Path, *arguments: str, first: str = LEAN) -> tuple[int, str, dict[str, Any]]:
     """Exit status, what comes before the last line of output, and that line's JSON. Parts have processes of their
-    own; what starts them has one if it is `apart`, else this one, which has its imports behind it.
+    own, which run `first` as they start.
     """
-    (directory / "sitecustomize.py").write_text(BLOCKER.format(names=absent))
+    (directory / "sitecustomize.py").write_text(first)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), str(ROOT / "src")]))
         patch.setattr(sys, "argv", ["run", *arguments])
-        if apart:
-            command = [sys.executable, "-m", "experiments.gpu.run", *arguments]
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=300)
-            print(done.stdout)
-        status = done.returncode if apart else main()
+        status = main()
     table, _, report = printed.getvalue().strip().rpartition("\n")
     assert report.startswith("{"), table
     return status, table, json.loads(report)
@@ -60,7 +71,7 @@ def run(
 
 @pytest.mark.long
 def test_every_part_in_small(tmp_path: Path) -> None:
-    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody", apart=True)
+    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody")
     assert (status, report["ok"]) == (0, True), table
     assert (report["device"], report["reduced"]) == ("cpu (interpreted)", True)
     assert "reduced form, kernels interpreted on a CPU" in table.splitlines()[0]
@@ -80,16 +91,24 @@ def test_every_part_in_small(tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_stops_no_other(tmp_path: Path) -> None:
-    absent = (*NOT_THERE, "kvlab.workloads.sources.synthetic")
-    status, table, report = run(tmp_path, "--parts", "kernels,parity", "--select", "absent", absent=absent)
+    status, table, report = run(tmp_path, "--parts", "kernels,parity", first=FAILING)
     assert (status, report["ok"]) == (1, False)
     kernels, parity = (report["parts"][name] for name in ("kernels", "parity"))
     assert (kernels["status"], kernels["rows"][0]["ok"]) == ("failed", False)
     assert "| kernels | selected tests | FAILED: 0 passed" in table
     # What came before the failure is kept.
     assert (parity["status"], parity["rows"][0]["ok"]) == ("failed", True)
-    assert "No module named 'kvlab.workloads.sources.synthetic'" in parity["error"]
+    assert "No module named 'a_module_that_is_not_there'" in parity["error"]
     assert "| parity |  | FAILED, " in table
+
+
+def test_kernel_tests_of_which_none_ran_do_not_hold(tmp_path: Path) -> None:
+    from experiments.gpu.parts import row_of_tests
+
+    none = '<testsuites><testsuite tests="0" failures="0" errors="0" skipped="0"/></testsuites>'
+    (tmp_path / "none.xml").write_text(none)
+    row = row_of_tests("none", 5, tmp_path)
+    assert (row.ok, row.result) == (False, "0 passed, 0 failed, 0 skipped")
 
 
 def test_what_the_budget_has_no_time_for_is_skipped(tmp_path: Path) -> None:
