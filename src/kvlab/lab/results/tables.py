@@ -47,11 +47,15 @@ def comparison_table(
         table.add_column(name, justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)
         if number:
             table.add_column("ratio", justify="right")
-    for section, entries in sections().items():
-        figures = [metrics for _, metrics in runs]
-        shown = [entry for entry in entries if entry.in_table and _is_known(entry, figures, known_only)]
+
+    def is_shown(entry: Metric) -> bool:
+        values = [metrics.get(entry.name) for _, metrics in runs]
         if brief:
-            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in figures)]
+            return any(values)
+        return not (entry.optional or known_only) or any(value is not None for value in values)
+
+    for section, entries in sections().items():
+        shown = [entry for entry in entries if entry.in_table and is_shown(entry)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:
@@ -142,11 +146,6 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
         return sentence
     *some, last = (f"{share:.0f} % in {name}" for name, share in unused)
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
-
-
-def _is_known(entry: Metric, runs: Iterable[Metrics], known_only: bool = False) -> bool:
-    """Whether a table of these runs shows the metric."""
-    return not (entry.optional or known_only) or any(entry.name in metrics for metrics in runs)
 
 
 def new_table(*headings: str | Text, **options: Any) -> Table:
