@@ -43,10 +43,7 @@ def measured_batch(_: int, values: dict[str, int]) -> Ended:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Callable[..., optuna.Study]:
-    def opened(metric: str = METRIC, trials: int = 20) -> optuna.Study:
-        return open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", metric, trials)
-
-    return opened
+    return lambda: open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", METRIC, 20)
 
 
 @pytest.fixture(scope="module")

@@ -271,6 +271,13 @@ class Offload:
             if store is None or old is not None:
                 self._keep(level + 1, gone, old)
         tier.counts.stored += 1
+        self._put(tier, place, key, gone, page, block)
+
+    def _put(
+        self, tier: Tier, place: int, key: Key, gone: Key | None, page: Page | None, block: int | None
+    ) -> None:
+        """Write a content: at once in main memory, else in the tier's thread; modelled, it takes its link."""
+        store = tier.store
         if isinstance(store, HostStore):
             if page is not None:
                 store.write(place, key, page)

@@ -70,13 +70,7 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int, optimized: str
     `optimized` one first, then those that the catalogue has a column for and that are not 0 in all, as many as
     `width` characters hold; the others are named below. A point without settings has its `name` there.
     """
-    keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
-    ends = [key.rpartition(".")[2] for key in keys]
-    labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-    columns = {
-        label: [point.get("settings", {}).get(key, "") for point in points]
-        for label, key in zip(labels, keys, strict=True)
-    } or {"point": [point["name"] for point in points]}
+    columns = _settings_columns(points) or {"point": [point["name"] for point in points]}
     ended = ["" if point["status"] == "finished" else point["status"].replace("_", " ") for point in points]
     table = new_table()
     room = width - _width("", ended)
@@ -108,6 +102,17 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int, optimized: str
         table.caption = f"no room in {width} characters: {'; '.join(left_out)}"
         table.caption_justify = "left"
     return table
+
+
+def _settings_columns(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A column for each setting of points, by the end of its key where no other key has that."""
+    settings = [point.get("settings", {}) for point in points]
+    keys = list(dict.fromkeys(key for own in settings for key in own))
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {
+        end if ends.count(end) == 1 else key: [own.get(key, "") for own in settings]
+        for key, end in zip(keys, ends, strict=True)
+    }
 
 
 def _width(heading: str, cells: Iterable[str]) -> int:
