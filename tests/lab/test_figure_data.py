@@ -85,9 +85,7 @@ class TestNumbers:
         assert request_phases(waiting) == [("queued", 1, 6)]
 
     def test_of_many_requests_one_in_so_many_is_shown_in_order_of_arrival(self) -> None:
-        shown, every = shown_requests(
-            [request(request_id=str(n), arrival_s=float(-n)) for n in range(1000)], most=400
-        )
+        shown, every = shown_requests([request(request_id=str(n), arrival_s=float(-n)) for n in range(1000)])
         assert every == 3
         assert [each.name for each in shown][:3] == ["999", "996", "993"]
         assert len(shown) == 334
@@ -227,18 +225,6 @@ class TestNumbers:
         followed = sorted(followed_by_hand(recorded, 101))
         assert sorted(zip(*(column.tolist() for column in found), strict=True)) == followed
         assert {blocks.SHARED, blocks.CACHED} < {holder for _, holder, _, _ in followed}
-
-    def test_events_that_the_allocator_writes_in_pairs_are_one(self) -> None:
-        recorded = events(
-            *((0, A, 0, 5), (0, A, 1, 5), (0, A, 2, 5), (1, S, 2, 6)),
-            *((2, F, 0, 5), (2, F, 1, 5), (2, C, 0, -1), (2, C, 1, -1)),
-            *((3, D, 1, -1), (3, A, 1, 7), (3, F, 2, 5), (4, F, 2, 6), (5, C, 2, -1)),
-        )
-        assert len(blocks._joined(recorded).block) == len(recorded.block) - 3
-        found = blocks.stretches(recorded, 8)
-        assert sorted(zip(*(column.tolist() for column in found), strict=True)) == sorted(
-            followed_by_hand(recorded, 8)
-        )
 
     def test_grids_of_blocks_followed_in_parts_are_those_of_all_at_once(
         self, monkeypatch: pytest.MonkeyPatch

@@ -151,8 +151,8 @@ class TestARun:
             assert {figure.get_supxlabel() for figure in drawn.values()} == {"simulated l4, timing roofline"}
         assert {figure.get_supxlabel() for figure in figures.run_figures(record).values()} == {""}
 
-    def test_a_point_of_a_sweep_draws_no_page(self, pressed: Path, tmp_path: Path) -> None:
-        files = figures.save_run_figures(read_run(pressed), tmp_path, hover=False)
+    def test_a_point_of_a_sweep_draws_no_page(self, pressed: Path) -> None:
+        files = figures.save_run_figures(read_run(pressed), hover=False)
         assert {file.suffix for file in files} == {".png"}
 
     def test_without_figures_it_leaves_none(self, tmp_path: Path) -> None:

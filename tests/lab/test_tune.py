@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
@@ -22,12 +22,13 @@ from kvlab.lab.campaigns.tune.pictures import write_page
 from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
-from kvlab.lab.campaigns.tune.study import Measured, best_trial, counted, open_study, search
+from kvlab.lab.campaigns.tune.study import best_trial, counted, open_study, search
 from kvlab.lab.campaigns.tune.trials import Ended, Trials
 from tests.support.commands import TINY, call
 from tests.support.tracking import empty_store
 
 MIB = 2**20
+METRIC = "throughput/output_tokens_per_s"
 ONE = Space({BATCH: Range(1, 64)}, (), {BATCH: 8})
 
 
@@ -35,12 +36,14 @@ def fits(_: dict[str, int]) -> None:
     """Anything."""
 
 
+def measured_batch(_: int, values: dict[str, int]) -> Ended:
+    """The size of the batch is what is measured."""
+    return Ended({METRIC: float(values[BATCH])})
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Callable[..., optuna.Study]:
-    def opened(metric: str = "throughput/output_tokens_per_s", trials: int = 20) -> optuna.Study:
-        return open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", metric, trials)
-
-    return opened
+    return lambda: open_study(f"sqlite:///{tmp_path / 'tune.db'}", "a question", METRIC, 20)
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +114,15 @@ def test_more_is_better_or_less_as_the_metric_has_it(study: Callable[..., optuna
 def test_a_search_stops_at_its_trials_and_goes_on_from_there(study: Callable[..., optuna.Study]) -> None:
     tried: list[int] = []
 
-    def measure(number: int, values: dict[str, int]) -> Measured:
+    def measure(number: int, values: dict[str, int]) -> Ended:
         tried.append(values[BATCH])
-        return Measured(-abs(values[BATCH] - 30.0))
+        return Ended({METRIC: -abs(values[BATCH] - 30.0)})
 
-    list(search(study(), ONE, 5, check=fits, measure=measure))
+    list(search(study(), ONE, METRIC, 5, check=fits, measure=measure, ended=[]))
     assert tried[0] == 8  # where the configuration is
     assert len(tried) == len(set(tried)) == 5
     again = study()
-    list(search(again, ONE, 12, check=fits, measure=measure))
+    list(search(again, ONE, METRIC, 12, check=fits, measure=measure, ended=[]))
     assert len(tried) == len(set(tried)) == 12  # nothing twice, across both
     assert len(counted(again)) == 12
     best = best_trial(again)
@@ -135,7 +138,7 @@ def test_what_does_not_fit_is_left_out_with_its_reason_and_does_not_count(
             raise CapacityError(f"{values[BATCH]} is too many")
 
     opened = study()
-    trials = list(search(opened, ONE, 4, check=check, measure=lambda _, v: Measured(float(v[BATCH]))))
+    trials = list(search(opened, ONE, METRIC, 4, check=check, measure=measured_batch, ended=[]))
     pruned = [trial for trial in trials if trial.state is TrialState.PRUNED]
     assert pruned
     assert all("is too many" in trial.user_attrs["reason"] for trial in pruned)
@@ -148,16 +151,18 @@ def test_a_small_space_ends_the_search_when_it_is_used_up(
 ) -> None:
     monkeypatch.setattr("kvlab.lab.campaigns.tune.study._MAX_IDLE", 8)
     opened, two = study(), Space({BATCH: Range(1, 2)}, (), {BATCH: 1})
-    list(search(opened, two, 10, check=fits, measure=lambda _, v: Measured(float(v[BATCH]))))
+    list(search(opened, two, METRIC, 10, check=fits, measure=measured_batch, ended=[]))
     assert len(counted(opened)) == 2
 
 
 def test_an_interrupted_trial_ends_the_search_and_is_not_counted(study: Callable[..., optuna.Study]) -> None:
     opened = study()
-    ends = iter([Measured(1.0), Measured(None, "it broke"), Measured(None, interrupted=True)])
-    list(search(opened, ONE, 9, check=fits, measure=lambda *_: next(ends)))
+    ends = iter([Ended({METRIC: 1.0}), Ended(error="it broke"), Ended(interrupted=True)])
+    kept: list[FrozenTrial] = []
+    list(search(opened, ONE, METRIC, 9, check=fits, measure=lambda *_: next(ends), ended=kept))
     assert [trial.state for trial in counted(opened)] == [TrialState.COMPLETE, TrialState.FAIL]
     assert len(opened.trials) >= 3
+    assert [(trial.state, trial.params) for trial in kept] == [(t.state, t.params) for t in counted(opened)]
 
 
 def test_a_trial_that_a_killed_search_left_open_is_closed(study: Callable[..., optuna.Study]) -> None:

@@ -52,7 +52,7 @@ class TierLookup(PoolLookup):
         node = self._groups[0].ledger.allocator.content(blocks[-1]) if blocks else None
         keys = self._offload.find(salt_bytes(salt), node, self._index.parts(token_ids, len(blocks)), len(blocks))
         tail = 0
-        if swapped is not None and swapped.tail is not None and self._offload.is_stored(swapped.tail):
+        if swapped is not None and swapped.tail is not None and self._offload.source_of(swapped.tail) is not None:
             whole, rest = divmod(swapped.tokens, self._index.block_size)
             if len(blocks) + len(keys) == whole:
                 keys.append(swapped.tail)

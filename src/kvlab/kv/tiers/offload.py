@@ -99,10 +99,6 @@ class Offload:
         load = self.loading.get(entry)
         return None if load is None else load.blocks[entry]
 
-    def is_stored(self, key: Key) -> bool:
-        """Whether a tier has a content that is not being loaded to some block."""
-        return self.source_of(key) is not None
-
     def copy_s(self, keys: Sequence[Key]) -> float:
         """An estimate of the seconds that it takes to copy these contents to the first tier, as far as no tier has
         them, and all of them back.
@@ -264,7 +260,6 @@ class Offload:
             return
         store, queued = tier.store, tier.store is not None and not isinstance(tier.store, HostStore)
         if queued and not self._room[tier].acquire(blocking=False):
-            tier.counts.refused += 1
             return
         if (added := tier.add(key)) is None:
             if queued:
@@ -276,6 +271,13 @@ class Offload:
             if store is None or old is not None:
                 self._keep(level + 1, gone, old)
         tier.counts.stored += 1
+        self._put(tier, place, key, gone, page, block)
+
+    def _put(
+        self, tier: Tier, place: int, key: Key, gone: Key | None, page: Page | None, block: int | None
+    ) -> None:
+        """Write a content: at once in main memory, else in the tier's thread; modelled, it takes its link."""
+        store = tier.store
         if isinstance(store, HostStore):
             if page is not None:
                 store.write(place, key, page)

@@ -17,9 +17,7 @@ class TierCounts:
     loaded: int = 0  # pages
     loaded_s: float = 0.0
     hits: int = 0  # pages that sequences hit; several may wait for one load
-    evicted: int = 0  # pages that made room for others
     failed: int = 0  # pages that could not be read again, or not be written
-    refused: int = 0  # pages that found no room: all others were being loaded
 
 
 class Tier:
@@ -93,9 +91,7 @@ class Tier:
         elif len(self._policy):
             place = self._policy.victim()
             gone = self._forget(place)
-            self.counts.evicted += 1
         else:
-            self.counts.refused += 1
             return None
         self._places[key] = place
         self._keys[place] = key

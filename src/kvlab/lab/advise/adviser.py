@@ -9,7 +9,7 @@ from kvlab.config import RunConfig
 from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
-from kvlab.lab.advise.changes import Change, left_out, merged
+from kvlab.lab.advise.changes import Change, TrafficFacts, left_out, merged
 from kvlab.lab.advise.goal import Goal, Kind
 from kvlab.lab.advise.headroom import Headroom, replayed, summary
 from kvlab.lab.advise.parts import devices_of, parts_of
@@ -82,13 +82,8 @@ class Adviser:
         self._begin("the ledger alone")
         room = self._headroom(today)
         facts = room.facts(config.kv.eviction, self.requests, today)
-        search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
         self._begin("single changes")
-        tried = search.singles()
-        if self.goal.is_far(today) and all(single.verdict != "better" for single in tried):
-            self.goal, self._best_score = self.goal.by_time(), -math.inf
-            search = Search(simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
-            tried = search.singles()
+        search, tried = self._singles(today, facts)
         self._begin("changes together")
         left_s = self.settings.minutes * 60 * _CORES - simulations.work_s
         plan = search.plan(tried, max(0, min(_TRIALS, int(left_s / 2 / max(today.work_s, 1e-9)))))
@@ -123,6 +118,17 @@ class Adviser:
             simulations=simulations.count,
             notes=self._notes(today),
         )
+
+    def _singles(self, today: Outcome, facts: TrafficFacts) -> tuple[Search, list[Tried]]:
+        """Every change alone. Where none is better and too few requests are within the limits to tell, their time
+        is the goal from here on.
+        """
+        search = Search(self.simulations, self.first, self.goal, facts, self.devices, self.settings.keep)
+        tried = search.singles()
+        if not self.goal.is_far(today) or any(single.verdict == "better" for single in tried):
+            return search, tried
+        self.goal, self._best_score = self.goal.by_time(), -math.inf
+        return self._singles(today, facts)
 
     def _begin(self, stage: str) -> None:
         self._stage = stage

@@ -126,7 +126,9 @@ def _recount(parts: Sequence[Part], more: Mapping[int, int]) -> Change:
     for number, count in more.items():
         hardware[parts[number].hardware] += count * parts[number].devices
     words = [f"{abs(count)} {'more' if count > 0 else 'less'} of {parts[at].name}" for at, count in more.items()]
-    counts = _joined(of_part(at, {"count": parts[at].replicas + count}) for at, count in sorted(more.items()))
+    counts = dict[str, Any]()
+    for at, count in sorted(more.items()):
+        counts |= of_part(at, {"count": parts[at].replicas + count})
     price = Price.DEVICES if max(hardware.values()) > 0 else Price.NOTHING
     return Change("replicas of groups", counts, price, ", ".join(words))
 
@@ -142,7 +144,7 @@ def _of_others(change: Change, parts: Sequence[Part]) -> Iterator[Change]:
     """A change of the run's settings, which groups that have their own keep; nothing where one has some of them."""
     keys = set(change.settings)
     if (size := change.settings.get(_BLOCK)) is not None:
-        change, keys = replace(change, settings=_joined((change.settings, _in_blocks(parts, size)))), {_BLOCK}
+        change, keys = replace(change, settings={**change.settings, **_in_blocks(parts, size)}), {_BLOCK}
     others = [part.name for part in parts if not part.own & keys]
     if len(others) == len(parts):
         yield change
@@ -271,11 +273,7 @@ def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
 
 def merged(changes: Iterable[Change]) -> dict[str, Any]:
     """The settings of several changes; of a later one where two have the same."""
-    return _joined(change.settings for change in changes)
-
-
-def _joined(settings: Iterable[Settings]) -> dict[str, Any]:
-    return {key: value for several in settings for key, value in several.items()}
+    return {key: value for change in changes for key, value in change.settings.items()}
 
 
 def left_out(config: RunConfig, devices: int) -> list[tuple[str, str]]:

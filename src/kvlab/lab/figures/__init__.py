@@ -158,14 +158,14 @@ def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def save_run_figures(
-    record: RunRecord, directory: Path | None = None, *, hover: bool = True, errors: list[OutputError] | None = None
+    record: RunRecord, *, hover: bool = True, errors: list[OutputError] | None = None
 ) -> list[Path]:
-    """Write a run's figures into `figures/` in `directory`, by default the run's own: a PNG each and, with
-    `hover`, one HTML file that needs no network. Returns the files.
+    """Write a run's figures into `figures/` in its directory: a PNG each and, with `hover`, one HTML file that
+    needs no network. Returns the files.
 
     Raises OutputError for one that cannot be written; with `errors` it is kept there, and the others are tried.
     """
-    folder = (directory or record.directory) / FOLDER
+    folder = record.directory / FOLDER
     files = save_figures(run_figures(record), folder, errors)
     if hover:
         notes = [f"There is no {title_of(name)}: {reason}." for name, reason in left_out(record).items()]

@@ -8,7 +8,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.points import Point, by_settings, is_number, known_values, ordered, sweep_points, varied_keys
+from kvlab.lab.figures.points import (
+    Point,
+    by_settings,
+    is_number,
+    known_values,
+    ordered,
+    sweep_points,
+    values_over,
+    varied_keys,
+)
 from kvlab.lab.figures.service_levels import limits_of
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import RunRecord
@@ -44,7 +53,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
         style.title(panel, _PANELS[name])
         looks = zip(cycle(style.LINES), cycle(style.MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
-            values = {rate: known_values(_at(members, key, rate), name) for rate in ordered(members, key)}
+            values = values_over(members, key, name)
             at = {rate: median(repeats) for rate, repeats in values.items() if repeats}
             text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
@@ -59,16 +68,11 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     return figure
 
 
-def _at(points: Sequence[Point], key: str, rate: float) -> list[Point]:
-    return [point for point in points if point.config.get(key) == rate]
-
-
 def _named(label: str, points: Sequence[Point], key: str, share: float) -> str:
     """A line's name, and the largest rate before the first at which it does not keep the share."""
     held: list[float] = []
     text = f"{label}: {share:g} % within the limits".removeprefix(": ")
-    for rate in ordered(points, key):
-        shares = known_values(_at(points, key, rate), ATTAINMENT)
+    for rate, shares in values_over(points, key, ATTAINMENT).items():
         if shares and median(shares) < share:
             return f"{text} up to {key}={held[-1]:g}" if held else f"{text} at none of the rates"
         held += [rate] if shares else []

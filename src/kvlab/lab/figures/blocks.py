@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,14 +25,13 @@ class Stretches(NamedTuple):
 
 
 _TOGETHER = 2**21  # events that are followed at once, so that memory does not grow with the run
-_FREED_TO_CACHE = max(BlockEvent) + 1  # an event of our own: FREED, then CACHED
 
 
 def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | None = None) -> Stretches:
     """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
     last step. With the number of each sequence's tenant, a holder is that times TENANT_STATES, and the state.
     """
-    events = _by_block(_joined(events))
+    events = _by_block(events)
     holder = _holders(events) if tenants is None else _tenant_holders(events, tenants)
     return _held(events.block, holder, events.step, num_steps)
 
@@ -72,40 +70,17 @@ def _ranges(first: NDArray[Any], length: NDArray[Any]) -> NDArray[np.int64]:
     return numbers
 
 
-def _joined(events: BlockEvents) -> BlockEvents:
-    """Block events with each pair made one. The allocator writes FREED then CACHED, and DROPPED then ALLOCATED: the
-    first for some blocks, then the second for the same blocks. Most events are of such pairs.
-    """
-    event = events.event.copy()
-    begins = np.flatnonzero(_begins(event))
-    kind, length = event[begins], np.diff(begins, append=len(event))
-    gone = np.zeros(len(event), dtype=np.bool_)
-    for first, second in ((BlockEvent.FREED, BlockEvent.CACHED), (BlockEvent.DROPPED, BlockEvent.ALLOCATED)):
-        pairs = np.flatnonzero((kind[:-1] == first) & (kind[1:] == second) & (length[:-1] == length[1:]))
-        count = length[pairs]
-        ones = _ranges(begins[pairs], count)
-        others = ones + np.repeat(count, count)
-        same = (events.block[ones] == events.block[others]) & (events.step[ones] == events.step[others])
-        ones, others = ones[same], others[same]
-        if second is BlockEvent.CACHED:
-            event[ones], gone[others] = _FREED_TO_CACHE, True
-        else:
-            gone[ones] = True
-    return replace(events, event=event).take(np.flatnonzero(~gone))
-
-
 def _holders(events: BlockEvents) -> NDArray[np.int32]:
     """The holder of a block after each of its events; a block's events stand together, in order."""
     event, sequence = events.event, events.sequence
-    freed = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE)
     references, sign = _references(events)
-    holder = np.where(_is_cached(event), np.int32(CACHED), np.int32(FREE))
+    holder = np.where(event == BlockEvent.CACHED, np.int32(CACHED), np.int32(FREE))
     holder[event == BlockEvent.PINNED] = PINNED
     holder[references > 1] = SHARED
     alone = references == 1
     holder[alone] = sequence[alone]
     # Who is left of several: the sum of the numbers that came less those that went since the block was free.
-    left = np.flatnonzero(alone & freed)
+    left = np.flatnonzero(alone & (event == BlockEvent.FREED))
     if len(left):
         came = np.cumsum(sign * sequence.astype(np.int64))
         starts = np.flatnonzero((sign > 0) & (references == 1))
@@ -116,18 +91,11 @@ def _holders(events: BlockEvents) -> NDArray[np.int32]:
     return holder
 
 
-def _is_cached(event: NDArray[np.int8]) -> NDArray[np.bool_]:
-    """Whether a block is cached after each event, unless others reference it."""
-    cached: NDArray[np.bool_] = (event == BlockEvent.CACHED) | (event == _FREED_TO_CACHE)
-    return cached
-
-
 def _references(events: BlockEvents) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """How many references a block has after each event, and how many that is more than before."""
     block, event = events.block, events.event
     taken = (event == BlockEvent.ALLOCATED) | (event == BlockEvent.SHARED)
-    freed = (event == BlockEvent.FREED) | (event == _FREED_TO_CACHE)
-    sign = taken.view(np.int8) - freed.view(np.int8)
+    sign = taken.view(np.int8) - (event == BlockEvent.FREED).view(np.int8)
     total = np.cumsum(sign, dtype=np.int32)
     firsts = np.flatnonzero(_begins(block))
     return total - np.repeat(total[firsts] - sign[firsts], np.diff(firsts, append=len(block))), sign
@@ -137,7 +105,7 @@ def _tenant_holders(events: BlockEvents, tenants: NDArray[np.int64]) -> NDArray[
     """The tenant and state of a block after each event; a cached block is of the tenant that had it last."""
     event, sequence = events.event, events.sequence
     latest = np.maximum.accumulate(np.where(sequence >= 0, np.arange(len(event)), 0))
-    state = np.select([_is_cached(event), event == BlockEvent.PINNED], [1, 2], -1)
+    state = np.select([event == BlockEvent.CACHED, event == BlockEvent.PINNED], [1, 2], -1)
     state[_references(events)[0] > 0] = 0
     holder: NDArray[np.int32] = (TENANT_STATES * tenants[sequence[latest]] + state).astype(np.int32)
     holder[state < 0] = FREE

@@ -32,16 +32,7 @@ def fleet_figure(
     """
     logs = [steps.of_replica(replica) for replica in range(replicas)]
     edges = np.linspace(0, max(float(steps.column("end_s").max(initial=0)), 1e-3), _COLUMNS + 1)
-    used, waiting = np.zeros((replicas, _COLUMNS)), np.zeros((replicas, _COLUMNS))
-    for replica, log in enumerate(logs):
-        if log:
-            series = memory_series(log)
-            died = [at_s for at_s, dead in deaths if dead == replica]
-            places = np.searchsorted(series.at, died)
-            at = np.insert(series.at, places, died)
-            blocks, queue = (np.insert(values, places, 0.0) for values in (series.in_use, series.waiting))
-            used[replica] = 100 * _means(at, blocks, edges) / max(series.capacity, 1)
-            waiting[replica] = _means(at, queue, edges)
+    used, waiting = _used_and_waiting(logs, deaths, edges)
     prompts, hits = (
         np.array([log.column(f"counters.{name}_tokens").sum() for log in logs]) for name in ("prompt", "hit")
     )
@@ -70,6 +61,23 @@ def fleet_figure(
     most = f"{waiting.max():.0f} requests wait, for replica {longest}"
     style.title(below, f"At most {most}" if waiting.any() else "No request waits")
     return figure
+
+
+def _used_and_waiting(
+    logs: Sequence[StepLog], deaths: Sequence[tuple[float, int]], edges: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each replica, by its steps: % of its blocks in use and requests waiting, means between each two edges."""
+    used, waiting = np.zeros((2, len(logs), len(edges) - 1))
+    for replica, log in enumerate(logs):
+        if log:
+            series = memory_series(log)
+            died = [at_s for at_s, dead in deaths if dead == replica]
+            places = np.searchsorted(series.at, died)
+            at = np.insert(series.at, places, died)
+            blocks, queue = (np.insert(values, places, 0.0) for values in (series.in_use, series.waiting))
+            used[replica] = 100 * _means(at, blocks, edges) / max(series.capacity, 1)
+            waiting[replica] = _means(at, queue, edges)
+    return used, waiting
 
 
 def _means(at: NDArray[np.float64], values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -91,8 +91,8 @@ def pool_map_hover(grid: PoolGrid, records: Sequence[RequestRecord], *, unit: st
     return figure
 
 
-def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THROUGHPUT) -> Any:
-    """A cell for each pair of values; those that failed are named."""
+def heat_map_hover(grid: Grid, row_key: str, column_key: str) -> Any:
+    """The throughput, a cell for each pair of values; those that failed are named."""
     figure = go.Figure(
         go.Heatmap(
             z=grid.values,
@@ -105,7 +105,7 @@ def heat_map_hover(grid: Grid, row_key: str, column_key: str, metric: str = THRO
             hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    _lay_out(figure, f"{catalogue.metric(metric).axis} {grid.footnote}".rstrip(), column_key, row_key)
+    _lay_out(figure, f"{catalogue.metric(THROUGHPUT).axis} {grid.footnote}".rstrip(), column_key, row_key)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
@@ -134,20 +134,20 @@ def pareto_hover(points: Sequence[Point]) -> Any:
     return figure
 
 
-def embedded(figure: Any, number: int, *, script: bool = False) -> str:
-    """A figure as part of a page, with plotly.js (some 4.7 MB) where `script` is set. `number`: which one of the
-    page it is, and not one drawn at random, so that the same figures are the same page.
+def embedded(figure: Any, number: int) -> str:
+    """A figure as part of a page, the first with plotly.js (some 4.7 MB). `number`: which one of the page it is,
+    and not one drawn at random, so that the same figures are the same page.
     """
     options = {"responsive": True, "displaylogo": False}
     name = f"figure-{number}"
-    return str(figure.to_html(full_html=False, include_plotlyjs=script, config=options, div_id=name))
+    return str(figure.to_html(full_html=False, include_plotlyjs=number == 0, config=options, div_id=name))
 
 
 def page(heading: str, figures: Iterable[Any], notes: Iterable[str] = ()) -> str:
     """One HTML page with these figures and plotly.js, so that it opens anywhere: in a tracking store's page no
     script beside it would be found.
     """
-    parts = [embedded(figure, number, script=number == 0) for number, figure in enumerate(figures)]
+    parts = [embedded(figure, number) for number, figure in enumerate(figures)]
     parts += [f"<p>{escape(note)}</p>" for note in notes]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>'

@@ -16,7 +16,7 @@ from kvlab.lab.figures.points import (
     by_settings,
     known_values,
     metric_grid,
-    ordered,
+    values_over,
     varied_amounts,
     varied_keys,
 )
@@ -84,7 +84,7 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
     label = entry_of(metric).axis
     figure, axes = style.new_axes(4.2, key, label)
     style.title(axes, f"{label} over {key}")
-    values = {x: known_values([p for p in points if p.config.get(key) == x], metric) for x in ordered(points, key)}
+    values = values_over(points, key, metric)
     known = {x: some for x, some in values.items() if some}
     axes.plot(list(known), [median(some) for some in known.values()], color=style.BLUE, linewidth=1.6, marker="o")
     repeats = [(x, y) for x, some in known.items() if len(some) > 1 for y in some]

@@ -71,6 +71,11 @@ def known_values(points: Sequence[Point], metric: str) -> list[float]:
     return [value for point in points if (value := point.value(metric)) is not None]
 
 
+def values_over(points: Sequence[Point], key: str, metric: str) -> dict[Any, list[float]]:
+    """The metric of the points that have it, by each value of a setting; no value for one where none has it."""
+    return {x: known_values([p for p in points if p.config.get(key) == x], metric) for x in ordered(points, key)}
+
+
 def ordered(points: Sequence[Point], key: str) -> list[Any]:
     """A setting's values: numbers by size, others in the order of the points."""
     values = list({repr(value): value for point in points for value in [point.config.get(key)]}.values())

@@ -12,7 +12,7 @@ from kvlab.core import RequestRecord
 from kvlab.lab.figures import style
 from kvlab.lab.results.requests import request_phases
 
-MOST_ROWS = 400
+_MOST_ROWS = 400
 _LEAST_ROWS = 60  # fewer can be told apart however short they are
 _SHORT = 0.03  # of the whole time: requests that last less, on average, are drawn from their arrivals on
 
@@ -27,9 +27,9 @@ class Span(NamedTuple):
     origin_s: float = 0.0  # the time at which its row begins
 
 
-def shown_requests(records: Sequence[RequestRecord], most: int = MOST_ROWS) -> tuple[list[RequestRecord], int]:
-    """Requests by arrival, every n-th where there are more than `most`; and n."""
-    every = max(-(-len(records) // most), 1)
+def shown_requests(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], int]:
+    """Requests by arrival, every n-th where there are more than 400; and n."""
+    every = max(-(-len(records) // _MOST_ROWS), 1)
     ordered = sorted(records, key=lambda record: (record.arrival_s, record.scheduled_s or float("inf")))
     return ordered[::every], every
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvlab.core import FinishReason, Request, RequestRecord
 from kvlab.models.tokenizer import Tokenizer
 
-SAMPLE = 5  # answers that are shown of a run
+_SAMPLE = 5  # answers that are shown of a run
 _MOST_CHARS = 400  # of an answer, or of a prompt
 
 
@@ -36,18 +36,22 @@ def with_text(
     return worded
 
 
-def sample_answers(records: Sequence[RequestRecord], most: int = SAMPLE) -> list[Answer]:
+def sample_answers(records: Sequence[RequestRecord]) -> list[Answer]:
     """Some answers of a run, evenly from its first to its last request; none to prompts that are no text."""
     with_words = [record for record in records if record.prompt and record.text and record.sample == 0]
-    count = min(most, len(with_words))
+    count = min(_SAMPLE, len(with_words))
     chosen = [with_words[index * (len(with_words) - 1) // max(1, count - 1)] for index in range(count)]
-    return [Answer(picked.name, _line(picked.prompt), _line(picked.text), _ending(picked)) for picked in chosen]
+    return [
+        Answer(
+            picked.name,
+            _line(picked.prompt),
+            _line(picked.text),
+            f"{len(picked.output_token_ids)} tokens, {picked.finish_reason}",
+        )
+        for picked in chosen
+    ]
 
 
 def _line(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} ..."
-
-
-def _ending(record: RequestRecord) -> str:
-    return f"{len(record.output_token_ids)} tokens, {record.finish_reason}"

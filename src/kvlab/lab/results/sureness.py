@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvlab.config import RunConfig
+from kvlab.core import RequestRecord
 from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.metrics import ATTAINMENT, service_levels
@@ -49,40 +50,45 @@ def predicted(groups: Sequence[Simulated], log: RunLog) -> Predicted | None:
     """Of a run on these replicas; of several groups with the widest of their errors. None: no request has both
     latencies, or no deployment of a framework was measured.
     """
-    served = [
-        (record, record.ttft_ms, record.tpot_ms, record.e2el_ms)
-        for record in log.records
-        if record.ttft_ms is not None and record.tpot_ms is not None
-    ]
+    served = [record for record in log.records if record.ttft_ms is not None and record.tpot_ms is not None]
     errors = dict[str, Interval]()
-    for config, is_sparse, replicas in groups:
-        own = [(record, whole) for record, *_, whole in served if record.replica in replicas]
-        if not own or config.hardware is None:
+    for group in groups:
+        own = [record for record in served if record.replica in group.replicas]
+        if not own or (case := _case(group, own)) is None:
             continue
-        seconds = max(record.finished_s for record, _ in own) - min(record.arrival_s for record, _ in own)
-        case = Case(
-            config.framework.tables,
-            config.hardware.name,
-            config.model.name,
-            is_sparse,
-            config.executor.tensor_parallel,
-            fmean(record.prompt_tokens for record, _ in own),
-            fmean(len(record.output_token_ids) for record, _ in own),
-            sum(whole or 0 for _, whole in own) / 1000 / max(seconds, 1e-9) / len(replicas),
-        )
         for name in FIGURES:
             if (found := interval(case, name)) is None:
                 return None
             errors[name] = errors.get(name, found).widest(found)
     if not errors:
         return None
-    means = {"ttft": fmean(ttft for _, ttft, _, _ in served), "tpot": fmean(tpot for _, _, tpot, _ in served)}
+    means = {name: fmean(getattr(record, f"{name}_ms") for record in served) for name in ("ttft", "tpot")}
     limits, attainment = groups[0].config.slo.limits, None
     if limits:
         slower, faster = ({name: most / (1 + errors[name][end]) for name, most in limits.items()} for end in (1, 0))
         attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
     frameworks = " and ".join(dict.fromkeys(group.config.framework.tables for group in groups))
     return Predicted(frameworks, groups[0].is_sparse, means, errors, attainment)
+
+
+def _case(group: Simulated, served: Sequence[RequestRecord]) -> Case | None:
+    """What is compared with measured deployments: these replicas, and the requests that they served. None: they
+    have no device.
+    """
+    config = group.config
+    if config.hardware is None:
+        return None
+    seconds = max(record.finished_s for record in served) - min(record.arrival_s for record in served)
+    return Case(
+        config.framework.tables,
+        config.hardware.name,
+        config.model.name,
+        group.is_sparse,
+        config.executor.tensor_parallel,
+        fmean(record.prompt_tokens for record in served),
+        fmean(len(record.output_token_ids) for record in served),
+        sum(record.e2el_ms or 0 for record in served) / 1000 / max(seconds, 1e-9) / len(group.replicas),
+    )
 
 
 def how_far_off(summaries: Iterable[Mapping[str, Any]], *, compared: bool = False) -> str | None:

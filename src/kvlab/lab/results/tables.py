@@ -47,11 +47,15 @@ def comparison_table(
         table.add_column(name, justify="right", overflow="fold", max_width=18 if len(runs) > 2 else None)
         if number:
             table.add_column("ratio", justify="right")
-    for section, entries in sections().items():
-        figures = [metrics for _, metrics in runs]
-        shown = [entry for entry in entries if entry.in_table and _is_known(entry, figures, known_only)]
+
+    def is_shown(entry: Metric) -> bool:
+        values = [metrics.get(entry.name) for _, metrics in runs]
         if brief:
-            shown = [entry for entry in shown if any(metrics.get(entry.name) for metrics in figures)]
+            return any(values)
+        return not (entry.optional or known_only) or any(value is not None for value in values)
+
+    for section, entries in sections().items():
+        shown = [entry for entry in entries if entry.in_table and is_shown(entry)]
         if shown:
             table.add_row(Text(section, "bold"))
         for entry in shown:
@@ -66,13 +70,7 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int, optimized: str
     `optimized` one first, then those that the catalogue has a column for and that are not 0 in all, as many as
     `width` characters hold; the others are named below. A point without settings has its `name` there.
     """
-    keys = list(dict.fromkeys(key for point in points for key in point.get("settings", {})))
-    ends = [key.rpartition(".")[2] for key in keys]
-    labels = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-    columns = {
-        label: [point.get("settings", {}).get(key, "") for point in points]
-        for label, key in zip(labels, keys, strict=True)
-    } or {"point": [point["name"] for point in points]}
+    columns = _settings_columns(points) or {"point": [point["name"] for point in points]}
     ended = ["" if point["status"] == "finished" else point["status"].replace("_", " ") for point in points]
     table = new_table()
     room = width - _width("", ended)
@@ -104,6 +102,17 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int, optimized: str
         table.caption = f"no room in {width} characters: {'; '.join(left_out)}"
         table.caption_justify = "left"
     return table
+
+
+def _settings_columns(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A column for each setting of points, by the end of its key where no other key has that."""
+    settings = [point.get("settings", {}) for point in points]
+    keys = list(dict.fromkeys(key for own in settings for key in own))
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {
+        end if ends.count(end) == 1 else key: [own.get(key, "") for own in settings]
+        for key, end in zip(keys, ends, strict=True)
+    }
 
 
 def _width(heading: str, cells: Iterable[str]) -> int:
@@ -142,11 +151,6 @@ def memory_sentence(runs: Sequence[tuple[str, Metrics]]) -> str:
         return sentence
     *some, last = (f"{share:.0f} % in {name}" for name, share in unused)
     return f"{sentence} Of the memory of running sequences {', '.join(some)} and {last} held no token."
-
-
-def _is_known(entry: Metric, runs: Iterable[Metrics], known_only: bool = False) -> bool:
-    """Whether a table of these runs shows the metric."""
-    return not (entry.optional or known_only) or any(entry.name in metrics for metrics in runs)
 
 
 def new_table(*headings: str | Text, **options: Any) -> Table:

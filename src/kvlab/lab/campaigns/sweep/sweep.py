@@ -78,6 +78,7 @@ class Sweep:
             lost |= close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems or plan.parallel != 1:
+<<<<<<< HEAD
             # Workers that were lost, or ended with the sweep, had no time to close their runs. One that is still at
             # work closes its own.
             with suppress(TrackingError):
@@ -85,12 +86,23 @@ class Sweep:
                 parent = history and history.parent("sweep", self.plan.digest)
                 if history and parent and parent.run_id == self.plan.parent_run_id:
                     history.close_open_runs(parent, exclusive=False, ended=plan.process)
+=======
+            self._close_open_runs()
+>>>>>>> simple
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
             if plan.parent_run_id:
                 print("the same command with resume=true runs the rest")
             return 130
         return 1 if status is RunStatus.FAILED or lost or unknown else 0
+
+    def _close_open_runs(self) -> None:
+        """Workers that were lost, or ended with the sweep, had no time to close their runs."""
+        with suppress(KvlabError):
+            history = open_history(self._tracking)
+            parent = history and history.parent("sweep", self.plan.digest)
+            if history and parent and parent.run_id == self.plan.parent_run_id:
+                history.close_open_runs(parent, ended=self.plan.process)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> NoReturn:
         """Noted as well as raised: an exception that is raised while an object is deleted is lost."""
@@ -106,21 +118,7 @@ def open_sweep(
     `configs` are those of the plan's points; None where one contradicts itself. `directory` is the caller's alone.
     Raises a KvlabError for a sweep that cannot begin.
     """
-    history: History | None = None
-    tracker: Tracker | None = Tracker()
-    done: list[TrackedRun | None] = [None] * len(plan.points)
-    try:
-        history = open_history(tracking, required=resume)
-        parent = history.parent("sweep", plan.digest) if history and resume else None
-        if history and resume:
-            done = _done_before(history, parent, plan)
-        if history:
-            tracker = _open_parent(history, plan, parent, done)
-    except TrackingError as error:
-        if resume:
-            raise
-        tracker = None
-        warn(error)
+    history, done, tracker = _open_store(plan, tracking, resume=resume)
     points = _assign_directories(directory, plan.points, done)
     plan = replace(plan, points=points, parent_run_id=tracker.run_id if tracker else None)
     try:
@@ -135,12 +133,7 @@ def open_sweep(
             fetched = history.fetch(run, directory / point.directory, point.name)
             sweep.returned[point.directory] = fetched
             warn(*fetched.get("unwritten", ()))
-    estimates = _estimates(history, [config for config, run in zip(configs, done, strict=True) if run is None])
-    print(announcement(plan, estimates), flush=True)
-    for point in plan.done_before:
-        print(f"done before: {point.name} (run {point.done_before})", flush=True)
-    if note := uncommitted(provenance()):
-        print_note(Terminal(), note, "note")
+    _announce(plan, history, [config for config, run in zip(configs, done, strict=True) if run is None])
     return sweep
 
 
@@ -157,6 +150,29 @@ def record_failure(directory: Path, name: str, error: Exception) -> dict[str, An
             warn(problem)
             summary["unwritten"] = [str(problem)]
     return summary
+
+
+def _open_store(
+    plan: SweepPlan, tracking: TrackingConfig, *, resume: bool
+) -> tuple[History | None, list[TrackedRun | None], Tracker | None]:
+    """The runs in the store, each point's finished run, if the sweep resumes, and the parent run; None:
+    the store does not take it, which is warned of. Raises a KvlabError where it cannot resume.
+    """
+    history: History | None = None
+    done: list[TrackedRun | None] = [None] * len(plan.points)
+    try:
+        history = open_history(tracking, required=resume)
+        if history is None:
+            return None, done, Tracker()
+        parent = history.parent("sweep", plan.digest) if resume else None
+        if resume:
+            done = _done_before(history, parent, plan)
+        return history, done, _open_parent(history, plan, parent, done)
+    except TrackingError as error:
+        if resume:
+            raise
+        warn(error)
+        return history, done, None
 
 
 def _done_before(history: History, parent: TrackedRun | None, plan: SweepPlan) -> list[TrackedRun | None]:
@@ -187,12 +203,17 @@ def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence
     return assigned
 
 
-def _estimates(history: History | None, configs: Sequence[RunConfig | None]) -> list[float | None]:
-    """Seconds that each job is likely to take; None where unknown."""
+def _announce(plan: SweepPlan, history: History | None, configs: Sequence[RunConfig | None]) -> None:
+    """Print what is to run, for how long by earlier runs of the jobs' `configs`, and what was done before."""
+    seconds: list[float | None] = [None] * len(configs)
     with suppress(TrackingError):
         if history is not None:
-            return history.seconds_per_job(configs)
-    return [None] * len(configs)
+            seconds = history.seconds_per_job(configs)
+    print(announcement(plan, seconds), flush=True)
+    for point in plan.done_before:
+        print(f"done before: {point.name} (run {point.done_before})", flush=True)
+    if note := uncommitted(provenance()):
+        print_note(Terminal(), note, "note")
 
 
 def _open_parent(

@@ -78,7 +78,7 @@ def write_page(study: optuna.Study, metric: str, command: str, far: str | None, 
             figure.update_layout(title=None, template="plotly_white", height=height, margin={"t": 30, "r": 30})
             figure.for_each_xaxis(_shorten_title)
             figure.for_each_yaxis(_shorten_title)
-            figures.append((heading, embedded(figure, len(figures), script=not figures)))
+            figures.append((heading, embedded(figure, len(figures))))
     best, states = study.best_trial, [trial.state for trial in study.trials]
     template = Template((Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8"), autoescape=True)
     page: str = template.render(

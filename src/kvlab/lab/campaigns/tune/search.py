@@ -14,14 +14,13 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import (
     STORAGE_ERRORS,
-    Measured,
     best_trial,
     counted,
     open_study,
     search,
     storage_reason,
 )
-from kvlab.lab.campaigns.tune.trials import Compose, Trials
+from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
 from kvlab.lab.machine import available_memory
@@ -87,7 +86,9 @@ class Search:
         """Search. Returns the study, in memory where its database failed."""
         ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
         try:
-            trials = search(study, self.space, self.trials, check=self._check, measure=self._measure, ended=ended)
+            trials = search(
+                study, self.space, self.metric, self.trials, check=self._check, measure=self._measure, ended=ended
+            )
             for trial in trials:
                 self._report(study, trial, before, time.monotonic() - started)
         except KeyboardInterrupt:
@@ -104,15 +105,13 @@ class Search:
     def _check(self, values: dict[str, int]) -> None:
         check_fits(self.runs.compose(_overrides(values)).config, self.memory)
 
-    def _measure(self, number: int, values: dict[str, int]) -> Measured:
+    def _measure(self, number: int, values: dict[str, int]) -> Ended:
         point = _overrides(values)
         ended = self.runs.measure(point, str(number), f"trial {number}: {point}")
-        if ended.error or ended.interrupted:
-            return Measured(None, ended.error, ended.interrupted)
-        if self.metric not in ended.metrics:
+        if not ended.error and not ended.interrupted and self.metric not in ended.metrics:
             known = ", ".join(sorted(ended.metrics))
             raise ConfigError("optimize", self.metric, f"the run does not have it; it has: {known}")
-        return Measured(ended.metrics[self.metric])
+        return ended
 
     def _report(self, study: Study, trial: FrozenTrial, before: int, passed: float) -> None:
         reason = trial.user_attrs.get("reason") or trial.user_attrs.get("error")

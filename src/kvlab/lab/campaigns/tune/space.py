@@ -63,27 +63,8 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
         text = "batch and pool are searched for kvlab's own engine; find=rate searches a rate for any"
         raise ConfigError("engine", config.engine.kind, text)
     config, plan = _first_that_fits(config, memory, fixed)
-    requests = requests_of(config)
-    lengths = grown_lengths(requests)
-    sequences = sum(request.sampling.n for request in requests)
-    stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
-    prompts = sum(len(request.prompt_token_ids) for request in requests)
-    paged = POOLS.get(config.kv.backend).is_paged()
-    sizes = tuple(size for size in _BLOCK_SIZES if size <= config.model.max_seq_len)
-    if BLOCK in fixed or not paged:
-        sizes = ()
-    elif config.kv.block_size not in sizes:
-        sizes = tuple(sorted({*sizes, config.kv.block_size}))
-    smallest, largest = (min(sizes), max(sizes)) if sizes else (config.kv.block_size,) * 2
-    longest = max(lengths.values()) if paged else config.model.max_seq_len
-    tokens = min(plan.paged.whole_tokens, round(stored * _CACHE_SHARE)) if paged else plan.paged.whole_tokens
-    blocks = Range(max(1, longest // largest), max(2, tokens // smallest))
-    ranges = {
-        BATCH: Range(1, max(2, min(sequences, _MOST_BATCH))),
-        BLOCKS: blocks,
-        TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), _MOST_TOKENS)),
-    }
-    ranges = {key: bounds for key, bounds in ranges.items() if key not in fixed}
+    sizes = () if BLOCK in fixed else _block_sizes(config)
+    ranges = {key: bounds for key, bounds in _ranges(config, plan, sizes).items() if key not in fixed}
     if not ranges and not sizes:
         raise ConfigError("overrides", " ".join(sorted(fixed)), "fix all that is searched; leave one of them free")
     pool = planned_pool(config, plan.spec)
@@ -96,6 +77,32 @@ def build_space(config: RunConfig, memory: int, fixed: frozenset[str]) -> Space:
     if sizes:
         start[BLOCK] = config.kv.block_size
     return Space(ranges, sizes, start)
+
+
+def _block_sizes(config: RunConfig) -> tuple[int, ...]:
+    """The sizes that are tried, the configuration's own among them; none where the pool is not paged."""
+    if not POOLS.get(config.kv.backend).is_paged():
+        return ()
+    sizes = (size for size in _BLOCK_SIZES if size <= config.model.max_seq_len)
+    return tuple(sorted({*sizes, config.kv.block_size}))
+
+
+def _ranges(config: RunConfig, plan: CapacityPlan, sizes: tuple[int, ...]) -> dict[str, Range]:
+    """The numbers that make a difference: to what the workload can use, and the memory can hold."""
+    requests = requests_of(config)
+    lengths = grown_lengths(requests)
+    sequences = sum(request.sampling.n for request in requests)
+    prompts = sum(len(request.prompt_token_ids) for request in requests)
+    longest, tokens = config.model.max_seq_len, plan.paged.whole_tokens
+    if POOLS.get(config.kv.backend).is_paged():
+        stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
+        longest, tokens = max(lengths.values()), min(tokens, round(stored * _CACHE_SHARE))
+    sizes = sizes or (config.kv.block_size,)
+    return {
+        BATCH: Range(1, max(2, min(sequences, _MOST_BATCH))),
+        BLOCKS: Range(max(1, longest // max(sizes)), max(2, tokens // min(sizes))),
+        TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), _MOST_TOKENS)),
+    }
 
 
 def _first_that_fits(config: RunConfig, memory: int, fixed: frozenset[str]) -> tuple[RunConfig, CapacityPlan]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -10,6 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.tune.space import Space
+from kvlab.lab.campaigns.tune.trials import Ended
 from kvlab.lab.results.catalogue import direction
 from kvlab.lab.tracking.process import is_alive, this_process
 from kvlab.secrets import redact
@@ -17,15 +17,6 @@ from kvlab.secrets import redact
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 _STARTUP = 8  # trials at random before the sampler learns from them
 _MAX_IDLE = 30  # suggestions in a row of which none is new and fits, before the search ends
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The result of a trial: its value, or why it has none."""
-
-    value: float | None
-    error: str | None = None
-    interrupted: bool = False
 
 
 def open_study(
@@ -79,18 +70,20 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 def search(
     study: optuna.Study,
     space: Space,
+    metric: str,
     trials: int,
     *,
     check: Callable[[dict[str, int]], None],
-    measure: Callable[[int, dict[str, int]], Measured],
-    ended: list[FrozenTrial] | None = None,
+    measure: Callable[[int, dict[str, int]], Ended],
+    ended: list[FrozenTrial],
 ) -> Iterator[FrozenTrial]:
-    """Try until `trials` have run in all, those of earlier searches included; yields each as it ends.
+    """Try until `trials` have run in all, those of earlier searches included; yields each as it ends, with
+    the metric as its value.
 
     A trial that was measured is added to `ended` ahead of the database, which may fail with one of STORAGE_ERRORS.
 
     `check` raises a KvlabError for a point that does not fit: it is pruned with the reason, and does not count.
-    Ends early where the space has nothing new, or a trial was interrupted.
+    Ends early where the space has nothing new, or a trial was interrupted, which is tried again.
     """
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(dict(space.start))
@@ -103,7 +96,7 @@ def search(
         earlier = next((t for t in counted(study) if t.params == trial.params), None)
         if earlier is not None:
             trial.set_user_attr("same_as", earlier.number)
-            study.tell(trial, earlier.value, state=TrialState.FAIL if earlier.value is None else None)
+            _tell(study, trial, earlier.value)
             continue
         try:
             check(values)
@@ -113,25 +106,31 @@ def search(
             continue
         idle = 0
         measured = measure(trial.number, values)
-        if ended is not None and not measured.interrupted:
-            ended.append(_frozen(trial, measured))
-        if measured.value is not None and not measured.interrupted:
-            yield study.tell(trial, measured.value)
-            continue
-        if not measured.interrupted:  # an interrupted one is tried again
-            trial.set_user_attr("error", measured.error or "no value")
-        yield study.tell(trial, state=TrialState.FAIL)
         if measured.interrupted:
+            yield _tell(study, trial, None)
             return
+        value = measured.metrics.get(metric)
+        reason = {"error": measured.error or "no value"} if value is None else {}
+        ended.append(_frozen(trial, value, reason))
+        for name, text in reason.items():
+            trial.set_user_attr(name, text)
+        yield _tell(study, trial, value)
 
 
-def _frozen(trial: optuna.Trial, measured: Measured) -> FrozenTrial:
+def _tell(study: optuna.Study, trial: optuna.Trial, value: float | None) -> FrozenTrial:
+    """End a trial; None: it has no value."""
+    told: FrozenTrial = study.tell(trial, value, state=TrialState.FAIL if value is None else None)
+    return told
+
+
+def _frozen(trial: optuna.Trial, value: float | None, attributes: dict[str, str]) -> FrozenTrial:
     """A trial as the database would return it."""
-    state = TrialState.FAIL if measured.value is None else TrialState.COMPLETE
-    reason = {"error": measured.error or "no value"} if measured.value is None else {}
-    params, ranges = trial.params, trial.distributions
-    frozen = optuna.trial.create_trial(
-        state=state, params=params, distributions=ranges, value=measured.value, user_attrs=reason
+    frozen: FrozenTrial = optuna.trial.create_trial(
+        state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+        params=trial.params,
+        distributions=trial.distributions,
+        value=value,
+        user_attrs=attributes,
     )
     frozen.number = trial.number
     return frozen
