@@ -78,17 +78,7 @@ class Sweep:
             lost |= close_parent(self._tracker, status, report) is not None
         lost = lost or bool(errors) or any(result.get("unwritten") for result in self.returned.values())
         if self.interrupted or self.problems or plan.parallel != 1:
-<<<<<<< HEAD
-            # Workers that were lost, or ended with the sweep, had no time to close their runs. One that is still at
-            # work closes its own.
-            with suppress(TrackingError):
-                history = open_history(self._tracking)
-                parent = history and history.parent("sweep", self.plan.digest)
-                if history and parent and parent.run_id == self.plan.parent_run_id:
-                    history.close_open_runs(parent, exclusive=False, ended=plan.process)
-=======
             self._close_open_runs()
->>>>>>> simple
         print(f"results: {directory}")
         if status is RunStatus.INTERRUPTED:
             if plan.parent_run_id:
@@ -97,12 +87,14 @@ class Sweep:
         return 1 if status is RunStatus.FAILED or lost or unknown else 0
 
     def _close_open_runs(self) -> None:
-        """Workers that were lost, or ended with the sweep, had no time to close their runs."""
-        with suppress(KvlabError):
+        """Workers that were lost, or ended with the sweep, had no time to close their runs; those at work close
+        theirs.
+        """
+        with suppress(TrackingError):
             history = open_history(self._tracking)
             parent = history and history.parent("sweep", self.plan.digest)
             if history and parent and parent.run_id == self.plan.parent_run_id:
-                history.close_open_runs(parent, ended=self.plan.process)
+                history.close_open_runs(parent, exclusive=False, ended=self.plan.process)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> NoReturn:
         """Noted as well as raised: an exception that is raised while an object is deleted is lost."""
