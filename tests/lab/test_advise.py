@@ -331,6 +331,25 @@ def test_whole_prompts_are_tried_where_first_chunks_are_admitted(more: str) -> N
     assert ({"scheduler.reserve_prompt": True} in tried) == (not more)
 
 
+@pytest.mark.parametrize(
+    ("framework", "asks_more", "changes"),
+    [
+        ("sglang", True, [{"scheduler.conservativeness": 0.3}, {"scheduler.conservativeness": 1.3}]),
+        ("trtllm", True, [{"scheduler.reserve_output": False}]),
+        ("vllm", True, []),
+        ("sglang", False, []),
+        ("trtllm", False, []),
+    ],
+)
+def test_less_is_kept_for_outputs_where_requests_ask_for_more_than_they_produce(
+    framework: str, asks_more: bool, changes: list[dict[str, Any]]
+) -> None:
+    config = compose_today(AdviseSettings(), ["hardware=h100_sxm", f"framework={framework}"])[0]
+    facts = TrafficFacts(False, False, False, None, 0, False, 64, asks_more)
+    tried = [change.settings for change in possible_changes(config, facts, 1) if change.kind == "admission"]
+    assert tried == changes
+
+
 def test_a_layout_that_nobody_gave_has_room_for_the_longest_request() -> None:
     settings = AdviseSettings(devices=4)
     asked = ["hardware=h100_sxm", "model=llama3_1_70b", "executor.weights=fp8", "workload=documents"]

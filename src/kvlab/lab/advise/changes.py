@@ -60,6 +60,7 @@ class TrafficFacts:
     salts: int
     pins: bool
     most_running: int  # sequences at once, of all replicas
+    asks_more: bool = False  # requests ask for more tokens than they produce
 
 
 def possible_changes(config: RunConfig, facts: TrafficFacts, devices: int) -> list[Change]:
@@ -248,6 +249,12 @@ def _order(scheduler: SchedulerConfig, facts: TrafficFacts) -> Iterator[Change]:
         if scheduler.preemption.mode != "swap":
             swap = {"scheduler.preemption.mode": "swap", "kv.offload": "64GiB"}
             yield Change("preemption", swap, Price.HOST, "64GiB of host memory for each replica")
+    if facts.asks_more and scheduler.conservativeness is not None:
+        for value in (0.3, 1.3):
+            if value != scheduler.conservativeness:
+                yield Change("admission", {"scheduler.conservativeness": value})
+    elif facts.asks_more and scheduler.reserves_output:
+        yield Change("admission", {"scheduler.reserve_output": False})
 
 
 def _fleet(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:

@@ -102,6 +102,7 @@ class Headroom:
             salts=len({request.salt for request in requests if request.salt is not None}),
             pins=any(request.pin_tokens for request in requests),
             most_running=int(today.metrics.get("capacity/peak_running", 0)),
+            asks_more=any(request.expected_tokens < request.sampling.max_tokens for request in requests),
         )
 
 
