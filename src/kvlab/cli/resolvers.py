@@ -75,7 +75,8 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len
     if name == "memory_utilization":
         latent = _published(_root_.model, "kv_lora_rank") is not None
-        defaults = _server(_root_, int(scheduler.max_batched_tokens), int(scheduler.max_batch_size), latent)
+        limits = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
+        return getattr(_server(_root_, *limits, latent=latent), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)

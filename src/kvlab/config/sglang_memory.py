@@ -5,9 +5,9 @@ Read in the sources of 0.4.0 to 0.5.23 (`server_args.py`, from 0.5.19 `arg_group
 
     until 0.4.7     a share by the number of devices
     until 0.5.2     a reserve by the class of the device and the number of devices
-    from 0.5.3      a reserve of 512 MiB, 1.5 for each token of a step, 2 for each sequence of the largest CUDA graph
-                    and 128 for each device, at least 10 GiB of more than 60; with divided attention 3 for each
-                    sequence of that graph and each group, 4.5 if it has more than 300
+    from 0.5.3      a reserve of 512 MiB, 1.5 for each token of a step, 2 for each sequence of the largest graph and
+                    128 for each device, at least 10 GiB of more than 60; with divided attention 3 for each sequence
+                    of that graph and each group, 4.5 if it has more than 300
     from 0.5.10     8 MiB more for each graph of prompts, of latent attention 1.5 GiB in all
     from 0.5.20     devices of 20 to 35 GiB have twice the tokens of a step, and larger graphs
     from 0.5.22     no graph for more sequences than may run
@@ -18,13 +18,8 @@ default, and not here.
 
 from typing import NamedTuple
 
-_BY_RESERVE, _BY_TOKENS, _PROMPT_GRAPHS, _LARGER, _BOUNDED = (
-    (0, 4, 8),
-    (0, 5, 3),
-    (0, 5, 10),
-    (0, 5, 20),
-    (0, 5, 22),
-)
+_BY_RESERVE, _BY_TOKENS, _PROMPT_GRAPHS = (0, 4, 8), (0, 5, 3), (0, 5, 10)
+_LARGER, _BOUNDED = (0, 5, 20), (0, 5, 22)
 _LEAST = 0.001  # of a device that is smaller than the reserve, on which SGLang does not start
 _OLD_SHARES = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))  # from so many devices on
 _PROMPT_SIZES = (

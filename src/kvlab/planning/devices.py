@@ -139,8 +139,9 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
     enough = next(filter(would_do, counts), None)
     advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
     memory, needed = max(0, plan.memory or 0), plan.weights.total + plan.taken + block
+    parts = "weights, steps and one block" if plan.taken else "weights and one block"
     raise CapacityError(
-        f"{config.model.name} needs {format_bytes(needed)} for weights{', steps' if plan.taken else ''} and one block, "
+        f"{config.model.name} needs {format_bytes(needed)} for {parts}, "
         f"and {hardware.memory} on each of {executor.devices} {hardware.name} are {format_bytes(memory)} at "
         f"executor.memory_utilization={executor.memory_utilization}, which is less; {advice}"
     )
