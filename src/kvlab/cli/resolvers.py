@@ -72,30 +72,43 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
-        return _context(_root_.model)
+        return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len
+    if name == "memory_utilization":
+        latent = _published(_root_.model, "kv_lora_rank") is not None
+        limits = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
+        return getattr(_server(_root_, *limits, latent=latent), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
 
 
-def _context(model: DictConfig) -> int:
-    """The tokens that a model has positions for; kvlab's default where that cannot be read before the run."""
-    known = model.architecture.get("max_position_embeddings")
+def _published(model: DictConfig, key: str) -> int | None:
+    """A number of a model's config.json; None where it has none, or cannot be read before the run."""
+    known = model.architecture.get(key)
     if known is None and model.path is not None:
         with suppress(OSError, ValueError):
-            known = read_object(Path(located(model.path)) / "config.json").get("max_position_embeddings")
-    return known if isinstance(known, int) else ModelConfig.max_seq_len
+            known = read_object(Path(located(model.path)) / "config.json").get(key)
+    return known if isinstance(known, int) else None
 
 
-def _server(run: DictConfig) -> ServerDefaults | None:
-    """The defaults of the server that a run simulates."""
+def _server(
+    run: DictConfig, tokens: int | None = None, sequences: int | None = None, latent: bool = False
+) -> ServerDefaults | None:
+    """The defaults of the server that a run simulates, whose steps have so many tokens and sequences."""
     hardware = run.get("hardware")
     if hardware is None:
         return None
-    framework = run.framework
-    device = str(hardware.name), str(hardware.memory)
+    framework, groups = run.framework, int(run.executor.attention_data_parallel)
     return server_defaults(
-        str(framework.name), *device, framework.version, int(run.executor.attention_data_parallel)
+        str(framework.name),
+        str(hardware.name),
+        str(hardware.memory),
+        framework.version,
+        groups,
+        devices=groups * int(run.executor.tensor_parallel),
+        tokens=tokens,
+        sequences=sequences,
+        latent=latent,
     )
 
 

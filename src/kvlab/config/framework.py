@@ -8,7 +8,7 @@ from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
 EXPERT_KERNELS = ("tables", "trtllm_gen", "triton", "cutlass")
-NEWEST_VLLM = "0.32"  # whose defaults and memory an unset version has
+NEWEST_VLLM, NEWEST_SGLANG = "0.32", "0.5.23"  # whose defaults and memory an unset version has
 
 
 @dataclass
@@ -45,7 +45,7 @@ class FrameworkConfig:
     def vllm_key(self) -> tuple[int, ...] | None:
         """Which vLLM is simulated, to compare with; None: another framework. Raises ConfigError for the version."""
         is_vllm = self.name.startswith("vllm")
-        return version_key(vllm_version(self.name, self.version)) if is_vllm else None
+        return version_key(simulated_version(self.name, self.version)) if is_vllm else None
 
     def host_s(self, sequences: int, tokens: int) -> float:
         """Seconds of the host for a step of so many sequences and tokens."""
@@ -69,6 +69,6 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def vllm_version(framework: str, version: str | None) -> str:
-    """Of vLLM that is simulated as `framework`, its name in conf/framework."""
-    return version or ("0.12" if framework == "vllm_synchronous" else NEWEST_VLLM)
+def simulated_version(framework: str, version: str | None) -> str:
+    """Of vLLM or SGLang that is simulated as `framework`, its name in conf/framework."""
+    return version or {"vllm_synchronous": "0.12", "sglang": NEWEST_SGLANG}.get(framework, NEWEST_VLLM)

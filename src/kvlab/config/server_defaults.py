@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from kvlab.config.framework import version_key, vllm_version
+from kvlab.config.framework import simulated_version, version_key
+from kvlab.config.sglang_memory import static_share, step_tokens
 from kvlab.config.values import parse_bytes
 
 _GIB = 2**30
@@ -26,18 +27,29 @@ class ServerDefaults(NamedTuple):
 
 
 def server_defaults(
-    framework: str, device: str, memory: str, version: str | None = None, groups: int = 1
+    framework: str,
+    device: str,
+    memory: str,
+    version: str | None = None,
+    groups: int = 1,
+    *,
+    devices: int = 1,
+    tokens: int | None = None,
+    sequences: int | None = None,
+    latent: bool = False,
 ) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
     with so much memory, as 80GiB, or on `groups` of devices that share the sequences, whose limits of a step are
     counted together: vLLM and TensorRT-LLM have a scheduler with these limits for each, SGLang divides them. None
-    for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. Raises
-    ConfigError for a memory that is no size, and for a version that is none.
+    for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. SGLang's
+    share of the memory follows from all its `devices`, from a step's `tokens` and the running `sequences` (None:
+    its own), and from whether attention is `latent`. Raises ConfigError for a memory that is no size, and for a
+    version that is none.
 
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
-    `server_args.py` (chunked_prefill_size by memory; at least 2,048 running requests; its pages of one token are
-    simulated as blocks of 16), whose overlap scheduler runs prompts apart from answers; TensorRT-LLM's
+    `server_args.py` (`sglang_memory`; at least 2,048 running requests; its pages of one token are simulated as
+    blocks of 16), whose overlap scheduler runs prompts apart from answers; TensorRT-LLM's
     `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy` (GUARANTEED_NO_EVICT). Asynchronous scheduling is
     `SchedulerConfig.async_scheduling` in vLLM.
     """
@@ -51,7 +63,7 @@ def server_defaults(
             tokens, sequences = 8_192, 1_024
         else:
             tokens, sequences = 2_048, 256
-        key = version_key(vllm_version(framework, version))
+        key = version_key(simulated_version(framework, version))
         share = 0.92 if key >= (0, 21) else 0.9
         source, ahead = "vLLM 0.32's server", framework != "vllm_synchronous"
         return ServerDefaults(
@@ -63,12 +75,22 @@ def server_defaults(
             reserve_prompt=key >= (0, 19),
         )
     if framework == "sglang":
-        limits = ((35, 2_048), (60, 4_096), (160, 8_192))
-        tokens = next((tokens for most, tokens in limits if size < most), 16_384)
+        newest = simulated_version(framework, version)
+        mib, key = 1_024 * size, version_key(newest)
+        own = step_tokens(mib, key)
         return ServerDefaults(
-            "SGLang's server",
-            tokens,
+            f"SGLang {newest}'s server",
+            own,
             2_048,
+            memory_utilization=static_share(
+                mib,
+                key,
+                tokens=tokens or own,
+                sequences=sequences or 2_048,
+                devices=devices,
+                groups=groups,
+                latent=latent,
+            ),
             order="prefill_alone",
             reserve_output=True,
             conservativeness=1.0,

@@ -162,7 +162,7 @@ def plan_capacity(
             if name == backend:
                 raise
     plan = replace(plan, pools=pools)
-    needed = plan.weights.total + plan.working.peak + plan.paged.num_bytes
+    needed = plan.weights.total + plan.taken + plan.paged.num_bytes
     if memory is not None and needed > memory:
         raise CapacityError(
             f"memory={format_bytes(memory)}: a KV cache of {format_bytes(plan.paged.num_bytes)} needs "
@@ -179,8 +179,8 @@ def plan_capacity(
 def _of_devices(config: RunConfig, hardware: HardwareConfig, plan: MemoryPlan) -> str:
     """How the memory of simulated devices was counted, in words."""
     devices, text = config.executor.devices, share_in_words(config, hardware)
-    if devices > 1:
-        text += f", less the working memory of {devices - 1} others, {format_bytes(plan.working.peak)} each"
+    if devices > 1 and plan.taken:
+        text += f", less the working memory of {devices - 1} others, {format_bytes(plan.taken)} each"
     return text
 
 

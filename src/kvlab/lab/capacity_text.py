@@ -126,6 +126,7 @@ def _working_formula(plan: CapacityPlan) -> str:
     working, settings, model = plan.working, plan.settings, plan.model
     small = f", {format_bytes(working.graphs)} for CUDA graphs" if working.graphs else ""
     small += f", and {format_bytes(working.small)} for small things"
+    small += "" if settings.startup.profiled else "; in what is left free"
     if working.compiling > max(working.logits, working.layers + working.attention):
         return f"largest: {format_bytes(working.compiling)} while kernels are compiled and timed{small}"
     if working.is_of_logits:

@@ -5,17 +5,18 @@ from itertools import count, takewhile
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
-from kvlab.config.framework import vllm_version
-from kvlab.config.server_defaults import server_defaults
+from kvlab.config.framework import simulated_version
+from kvlab.config.server_defaults import ServerDefaults, server_defaults
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
-from kvlab.planning.memory import EngineSettings, WorkingMemory
+from kvlab.planning.memory import EngineSettings
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import attention_elsewhere, memory_settings
+from kvlab.planning.startup import startup
 
 _MOST_DEVICES = 64
 
@@ -32,7 +33,7 @@ def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPla
     devices, utilization = config.executor.devices, config.executor.memory_utilization
     spec = _with_copies(kv_spec(config, model), model, config.executor.tensor_parallel)
     plan = plan_memory(model, spec, settings_of_devices(config, model))
-    return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan.working))
+    return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan))
 
 
 def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> DecoderConfig:
@@ -70,25 +71,46 @@ def name_of_devices(hardware: HardwareConfig, devices: int) -> str:
     return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
 
 
+def usual_server(config: EngineConfig, hardware: HardwareConfig) -> ServerDefaults | None:
+    """What the server that is simulated has there unless it is told otherwise; None: kvlab's own defaults."""
+    executor, framework, scheduler = config.executor, config.framework, config.scheduler
+    model = decoder_config(config.model, simulated=True)
+    return server_defaults(
+        framework.name,
+        hardware.name,
+        hardware.memory,
+        framework.version,
+        executor.attention_data_parallel,
+        devices=executor.devices,
+        tokens=scheduler.max_batched_tokens,
+        sequences=scheduler.max_batch_size,
+        latent=isinstance(model, SparseConfig) and model.latent is not None,
+    )
+
+
 def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     """How much of its device's memory a server takes, and whose default that is unless it was set."""
-    share, framework = config.executor.memory_utilization, config.framework
-    text = f"executor.memory_utilization={share:g} of {format_bytes(hardware.usable_bytes)}"
-    text += " each" if config.executor.devices > 1 else ""
-    server = server_defaults(framework.name, hardware.name, hardware.memory, framework.version)
+    executor, framework = config.executor, config.framework
+    share, start = executor.memory_utilization, startup(framework)
+    shared = start.shared_bytes(hardware.usable_bytes, executor.devices, linked=not hardware.links_shared)
+    text = f"executor.memory_utilization={share:g} of {format_bytes(shared)}"
+    text += "" if start.profiled else " free before the weights"
+    text += " each" if executor.devices > 1 else ""
+    server = usual_server(config, hardware)
     if share != (server or ExecutorConfig).memory_utilization:
         return text
-    is_vllm = server is not None and framework.name.startswith("vllm")
-    whose = f"vLLM {vllm_version(framework.name, framework.version)}" if is_vllm else "kvlab"
+    name = {"vllm": "vLLM", "sglang": "SGLang"}.get(framework.name.split("_")[0]) if server else None
+    whose = f"{name} {simulated_version(framework.name, framework.version)}" if name else "kvlab"
     return f"{text} ({whose}'s default)"
 
 
-def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, working: WorkingMemory) -> int:
+def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, plan: MemoryPlan) -> int:
     """Bytes on all devices together for weights, cache and steps, which need their working memory on each device:
     counted here is that of one.
     """
-    of_one = int(hardware.usable_bytes * utilization)
-    return devices * of_one - (devices - 1) * working.peak
+    start = plan.settings.startup
+    shared = start.shared_bytes(hardware.usable_bytes, devices, linked=not hardware.links_shared)
+    return devices * int(shared * utilization) - (devices - 1) * plan.taken
 
 
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:
@@ -101,7 +123,7 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
         spec = _with_copies(plan.spec, divided, devices)
         every = devices * executor.attention_data_parallel
         on_so_many = plan_memory(divided, spec, replace(plan.settings, devices=every))
-        memory = memory_of_devices(hardware, every, executor.memory_utilization, on_so_many.working)
+        memory = memory_of_devices(hardware, every, executor.memory_utilization, on_so_many)
         return on_so_many.left(memory) - size * spec.bytes_per_token
 
     def would_do(devices: int) -> bool:
@@ -116,9 +138,10 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
     counts = takewhile(lambda count: count <= _MOST_DEVICES, (devices << times for times in count(1)))
     enough = next(filter(would_do, counts), None)
     advice = f"executor.tensor_parallel={enough} would do" if enough else "take a smaller model"
-    memory, needed = max(0, plan.memory or 0), plan.weights.total + plan.working.peak + block
+    memory, needed = max(0, plan.memory or 0), plan.weights.total + plan.taken + block
+    parts = "weights, steps and one block" if plan.taken else "weights and one block"
     raise CapacityError(
-        f"{config.model.name} needs {format_bytes(needed)} for weights, steps and one block, "
+        f"{config.model.name} needs {format_bytes(needed)} for {parts}, "
         f"and {hardware.memory} on each of {executor.devices} {hardware.name} are {format_bytes(memory)} at "
         f"executor.memory_utilization={executor.memory_utilization}, which is less; {advice}"
     )

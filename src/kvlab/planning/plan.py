@@ -23,9 +23,14 @@ class MemoryPlan:
     working: WorkingMemory
     memory: int | None  # bytes of the device or devices; None: not known, or the cache's size was given instead
 
+    @property
+    def taken(self) -> int:
+        """Bytes of working memory that are taken from the memory. SGLang's share of it leaves steps theirs."""
+        return self.working.peak if self.settings.startup.profiled else 0
+
     def left(self, memory: int) -> int:
         """Bytes of `memory` for the cache. Negative where weights and steps alone need more."""
-        return memory - self.weights.total - self.working.peak
+        return memory - self.weights.total - self.taken
 
     def needed(self, block: int) -> int:
         """Bytes that loading the weights, and then steps with a cache of one `block` of so many bytes, need."""

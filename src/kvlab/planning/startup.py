@@ -1,6 +1,9 @@
-"""What a version of vLLM counts at its start beside the weights, and takes from the cache.
+"""What a framework counts at its start beside the weights, and takes from the cache.
 
-It runs its largest step once and samples a full batch before it sizes the cache (its worker's
+SGLang counts nothing: its share of the memory leaves steps and graphs what they need (`config/sglang_memory.py`). It
+is a share of what is free before the weights are loaded.
+
+vLLM runs its largest step once and samples a full batch before it sizes the cache (its worker's
 `determine_available_memory`). Read in the sources of 0.9 to 0.12, 0.16, 0.17, 0.19 to 0.24, 0.28 and 0.32:
 
     sampling    until 0.16 all logits are sorted: 38 bytes for each. From 0.17 a kernel finds top-k and top-p:
@@ -22,16 +25,28 @@ _MIB = 2**20
 _SMALL_TENSOR, _SMALL_SEGMENT, _LARGE_TENSOR, _LARGE_SEGMENT = _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB
 FLASHINFER_BYTES = 14  # of each logit, while its sampler has a full batch
 _MOST_CAPTURED = 512  # tokens of the largest graph
+# What is in use on a device when SGLang begins to load: CUDA's context, which grows with the device, and between
+# devices with links of their own what collectives keep (experiments/planner_vs_sglang).
+_CONTEXT, _CONTEXT_SHARE, _COLLECTIVES = 384 * _MIB, 0.0035, 1_200 * _MIB
 
 
 class Startup(NamedTuple):
-    """What a start counts. The default is that of vLLM until 0.15, and of every other framework here."""
+    """What a start counts. The default is that of vLLM until 0.15, and of every framework but SGLang."""
 
     logit_bytes: int = 38  # of each logit, while a full batch is sampled
     scratch_rows: int = 0  # most rows of float32 logits that kernels keep
     compiles: bool = False  # whether the embedding's table is there once more
     graphs: bool = False  # whether CUDA graphs are counted
     unsure: bool = False  # whether it depends on how vLLM was installed what samples, and nobody said it
+    profiled: bool = True  # whether the largest step is run, and its memory taken from the share
+
+    def shared_bytes(self, usable: int, devices: int, *, linked: bool) -> int:
+        """What the share is of: of a device with so many usable bytes, one of `devices` with links of their own or
+        over those of the host.
+        """
+        if self.profiled:
+            return usable
+        return usable - _CONTEXT - round(_CONTEXT_SHARE * usable) - (_COLLECTIVES if devices > 1 and linked else 0)
 
     @property
     def otherwise(self) -> str:
@@ -45,11 +60,14 @@ class Startup(NamedTuple):
 
 
 OTHERS = Startup()
+SGLANG = Startup(logit_bytes=FLASHINFER_BYTES, profiled=False)
 
 
 def startup(framework: FrameworkConfig) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
     version = framework.vllm_key
+    if framework.name == "sglang":
+        return SGLANG
     if framework.tables != "vllm" or version is None:
         return OTHERS
     if version < (0, 28):

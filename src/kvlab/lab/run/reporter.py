@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
 from kvlab.config.fleet import LinkConfig
-from kvlab.config.server_defaults import ServerDefaults, server_defaults
+from kvlab.config.server_defaults import ServerDefaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
 from kvlab.kv.groups import layers_per_block
@@ -29,7 +29,7 @@ from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
-from kvlab.planning.devices import share_in_words
+from kvlab.planning.devices import share_in_words, usual_server
 from kvlab.planning.startup import startup
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
@@ -236,10 +236,7 @@ def _remarks_on_devices(config: RunConfig, timing: Timing) -> Iterator[str]:
 
 def _usual(config: RunConfig) -> ServerDefaults | None:
     """What the server that is simulated has unless it is told otherwise."""
-    hardware, groups = config.hardware, config.executor.attention_data_parallel
-    if hardware is None:
-        return None
-    return server_defaults(config.framework.name, hardware.name, hardware.memory, groups=groups)
+    return None if config.hardware is None else usual_server(config, config.hardware)
 
 
 def _limits_of_all(config: RunConfig) -> Iterator[str]:
