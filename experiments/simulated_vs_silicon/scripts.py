@@ -6,8 +6,6 @@ from experiments.simulated_vs_silicon.sample import Row
 
 FP8_CACHE = "kv.dtype=fp8_e4m3"
 _LAUNCHED = "framework.prompts_us=134000"  # of DeepSeek's 61 layers, 2.2 ms each, where no graph holds them
-_WORKING = 0.012  # share of a B200 that a step's working memory takes, which TensorRT-LLM and SGLang count apart
-_DEEPSEEK_BYTES = {"fp8": 6.8e11, "nvfp4": 3.9e11}  # of all matrices and scales
 
 
 def fused(row: Row, since: tuple[int, int] = (0, 17)) -> list[str]:
@@ -58,7 +56,7 @@ def _h100_cache(row: Row) -> list[str]:
 
 def polled(row: Row) -> list[str]:
     """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them. Four
-    devices, of which weights in fp8 leave little, have `--mem-fraction-static 0.95`, beside working memory.
+    devices, of which weights in fp8 leave little, have `--mem-fraction-static 0.95`.
     """
     four = row.devices == 4 and row.experts != "nvfp4"
     interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 and not four else 10
@@ -68,7 +66,7 @@ def polled(row: Row) -> list[str]:
         f"scheduler.prefill_wait_steps={interval // 2}",
         f"scheduler.max_batched_tokens={tokens}",
         f"scheduler.max_batch_size={min(running, row.concurrency)}",
-        *([f"executor.memory_utilization={0.95 + _WORKING}"] if four else []),
+        *(["executor.memory_utilization=0.95"] if four else []),
         _LAUNCHED,
         *cache(row, "h200_sxm"),
         *divided(row),
@@ -156,12 +154,10 @@ def deepseek_trtllm(row: Row) -> list[str]:
         else ["scheduler.prefill_wait_steps=40", f"scheduler.prefill_wait_tokens={round(0.8 * tokens)}"]
     )
     share = 0.75 if row.system == "h200_sxm" or (row.devices, row.prompt) == (4, 8192) else 0.8
-    memory = {"h200_sxm": 1.5e11}.get(row.system, 1.918e11)
-    taken = min(0.98, _DEEPSEEK_BYTES[row.experts] / row.devices / memory + _WORKING)
     tables = row.data_parallel > 1 or (is_fp8 and not is_recent)
     return [
         f"scheduler.max_batched_tokens={tokens * row.data_parallel}",  # each group has so many
-        f"executor.memory_utilization={share + (1 - share) * taken:.3f}",
+        f"executor.memory_utilization={share}",
         FP8_CACHE,
         *divided(row),
         *(_balanced(row, 60) or waiting),

@@ -96,11 +96,16 @@ def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     text = f"executor.memory_utilization={share:g} of {format_bytes(shared)}"
     text += "" if start.profiled else " free before the weights"
     text += " each" if executor.devices > 1 else ""
+    if start.of_the_rest:
+        text = f"executor.memory_utilization={share:g} of what weights and steps leave of {format_bytes(shared)}"
     server = usual_server(config, hardware)
     if share != (server or ExecutorConfig).memory_utilization:
         return text
-    name = {"vllm": "vLLM", "sglang": "SGLang"}.get(framework.name.split("_")[0]) if server else None
-    whose = f"{name} {simulated_version(framework.name, framework.version)}" if name else "kvlab"
+    whose = "kvlab"
+    if framework.name == "trtllm" and server:
+        whose = "TensorRT-LLM"
+    elif name := {"vllm": "vLLM", "sglang": "SGLang"}.get(framework.name.split("_")[0]) if server else None:
+        whose = f"{name} {simulated_version(framework.name, framework.version)}"
     return f"{text} ({whose}'s default)"
 
 
@@ -110,7 +115,11 @@ def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float
     """
     start = plan.settings.startup
     shared = start.shared_bytes(hardware.usable_bytes, devices, linked=not hardware.links_shared)
-    return devices * int(shared * utilization) - (devices - 1) * plan.taken
+    others = (devices - 1) * plan.taken
+    if not start.of_the_rest:
+        return devices * int(shared * utilization) - others
+    whole = devices * shared - others
+    return whole - int(max(plan.left(whole), 0) * (1 - utilization))
 
 
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:

@@ -1,5 +1,8 @@
 """What a framework counts at its start beside the weights, and takes from the cache.
 
+TensorRT-LLM runs its largest step of prompts, which samples next to nothing, and gives the cache a share of what
+that leaves (`free_gpu_memory_fraction`; `KvCacheCreator` of its PyTorch backend).
+
 SGLang counts nothing: its share of the memory leaves steps and graphs what they need (`config/sglang_memory.py`). It
 is a share of what is free before the weights are loaded.
 
@@ -39,6 +42,7 @@ class Startup(NamedTuple):
     graphs: bool = False  # whether CUDA graphs are counted
     unsure: bool = False  # whether it depends on how vLLM was installed what samples, and nobody said it
     profiled: bool = True  # whether the largest step is run, and its memory taken from the share
+    of_the_rest: bool = False  # whether the share is of what weights and steps leave, and the cache's alone
 
     def shared_bytes(self, usable: int, devices: int, *, linked: bool) -> int:
         """What the share is of: of a device with so many usable bytes, one of `devices` with links of their own or
@@ -61,13 +65,14 @@ class Startup(NamedTuple):
 
 OTHERS = Startup()
 SGLANG = Startup(logit_bytes=FLASHINFER_BYTES, profiled=False)
+TRTLLM = Startup(logit_bytes=0, of_the_rest=True)
 
 
 def startup(framework: FrameworkConfig) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
     version = framework.vllm_key
-    if framework.name == "sglang":
-        return SGLANG
+    if framework.name in ("sglang", "trtllm"):
+        return SGLANG if framework.name == "sglang" else TRTLLM
     if framework.tables != "vllm" or version is None:
         return OTHERS
     if version < (0, 28):
