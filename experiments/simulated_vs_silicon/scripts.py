@@ -56,7 +56,7 @@ def _h100_cache(row: Row) -> list[str]:
 
 def polled(row: Row) -> list[str]:
     """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them.
-    `--mem-fraction-static` is 0.82, 0.85 with weights in nvfp4, and 0.95 on four devices, of which fp8 leaves little.
+    `--mem-fraction-static` is 0.82, with weights in nvfp4 0.85, on four devices, of which fp8 leaves little, 0.95.
     """
     four = row.devices == 4 and row.experts != "nvfp4"
     interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 and not four else 10
