@@ -200,6 +200,7 @@ Feature: How many sequences fit
         | model=qwen3_4b memory=6GiB       | memory=6.0 GiB: ... 7.5 GiB ... more ... executor.weights=int8 ... would fit |
         | model=qwen3_4b memory=100MiB     | memory=100.0 MiB: ... memory=8421MiB would do; or take a smaller model      |
         | model=qwen9 memory=16GiB         | model=qwen9: unknown; known: ... llama3_2_1b, ... qwen3_4b, ... config.json |
+        | model=qwen3_4b executor=simulated memory=16GiB | hardware=null: executor=simulated needs a device, as hardware=h100_sxm |
         | memory=abc                       | memory=abc: is not a size; write for example 512MiB                         |
         | memory=16GiB lengths=0           | lengths=0: mean lengths are whole numbers ... such as 256,512               |
         | memory=16GiB lengths=5000        | lengths=5000: a mean length is from 1 to model.max_seq_len=1024             |

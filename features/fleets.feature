@@ -284,7 +284,8 @@ Feature: Fleets
         | fleet.replicas=3 fleet.store=1GiB fleet.store_weight=2 | fleet.store_weight=2.0: must be in [0, 1]                                                    |
         | fleet.replicas=3 fleet.neighbours=true kv.prefix_sharing=false | fleet.neighbours=true: needs a prefix cache; use kv=paged                              |
         | fleet.replicas=3 fleet.neighbours=true fleet.pull=never | fleet.pull=never: unknown; known: auto, always, cheaper                                       |
-        | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 of kv |
+        | fleet.replicas=3 fleet.scale.on=kv                     | fleet.scale.target=null: needs a value of kv for each replica, as fleet.scale.target=0.8 |
+        | fleet.replicas=3 fleet.scale.on=queue                  | fleet.scale.target=null: needs a value of queue for each replica, as fleet.scale.target=4 |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=1 fleet.scale.least=4 | fleet.scale.least=4: is more than fleet.replicas=3, the most |
         | fleet.replicas=3 fleet.scale.on=kv fleet.scale.target=80 | fleet.scale.target=80.0: is a share of the blocks, at most 1, as 0.8 |
         | fleet.replicas=3 fleet.scale.on=load                   | fleet.scale.on=load: unknown; known: queue, kv, rate                                          |

@@ -57,10 +57,10 @@ def recorded_trace(tmp_path: Path, count: str, whom: str) -> None:
 
 @when(parsers.re('I explain the trace with "(?P<text>[^"]*)"(?P<drawn> and a picture)?$'))
 def explain_trace(commands: list[Command], tmp_path: Path, text: str, drawn: str | None) -> None:
-    named = [f"trace={tmp_path}/trace.jsonl", *text.split()]
+    named = [f"{tmp_path}/trace.jsonl", *text.split()]  # a file is a trace
     commands.append(call(explain.main, f"figure={f'{tmp_path}/explained.png' if drawn else 'null'}", *named))
     if commands[-1].code == 0:
-        commands[-1].output += call(explain.main, "figure=null", *named, "--json").output
+        commands[-1].output += call(explain.main, "figure=null", "trace=" + named[0], *named[1:], "--json").output
 
 
 @then(parsers.parse("{count:d} requests of the trace are named, and the terms of each sum to what was recorded"))

@@ -39,6 +39,10 @@ def test_written_out(text: str, expected: str | None) -> None:
     ("words", "said"),
     [
         (["Qwen/Qwen3-0.6B"], "settings=Qwen/Qwen3-0.6B: is no setting; write key=value, as model=Qwen/Qwen3-0.6B"),
+        (
+            ["mine.jsonl"],
+            "settings=mine.jsonl: is no setting; write key=value, as workload=recorded workload.path=mine.jsonl",
+        ),
         (["--model", "qwen3_8b"], "option=--model: is no option; write model=..."),
         (["--max-num-seqs=4"], "option=--max-num-seqs=4: is no option; write scheduler.max_batch_size=..."),
     ],

@@ -100,6 +100,7 @@ BAD_LINES = {
     "a list": ("[1, 2]", "not a JSON object"),
     "a number": ("7", "not a JSON object"),
     "null": ("null", "not a JSON object"),
+    "an import": ('{"kvlab_trace": 1, "block_tokens": 16}', "a trace of kvlab, which workload=recorded reads"),
     "unknown field": (
         '{"prompt_tokens": 3, "max_tokens": 1, "prompts": "hi"}',
         "unknown field 'prompts'; known: arrival_s",

@@ -97,6 +97,8 @@ def _plan(settings: CapacitySettings, config: RunConfig) -> CapacityPlan:
     if config.hardware is not None:
         config.hardware.refuse_memory(settings.memory)
         return plan_capacity(config, device="cuda", lengths=settings.lengths or None)
+    if config.executor.kind == "simulated":
+        raise ConfigError("hardware", None, "executor=simulated needs a device, as hardware=h100_sxm")
     if memory is None and config.kv.memory is None and config.kv.num_blocks is None:
         if device == "cuda" and resolve_device("auto") != "cuda":
             raise ConfigError("memory", None, "there is no CUDA device here; say how much one has: memory=80GiB")

@@ -111,7 +111,13 @@ def _resimulated(
     return again.explanation, again.error
 
 
-@command(__doc__, ExplainSettings, bare=False, written_out=bare_words("run"))
+def _written_out(arguments: list[str]) -> list[str]:
+    """See bare_words: a file is a trace, and anything else a run."""
+    is_file = {text for text in arguments if "=" not in text and Path(text).is_file()}
+    return bare_words("run")([f"trace={text}" if text in is_file else text for text in arguments])
+
+
+@command(__doc__, ExplainSettings, bare=False, written_out=_written_out)
 def main(settings: ExplainSettings, others: list[str]) -> int:
     if others and settings.trace is None:
         raise unknown_setting(ExplainSettings, others[0])

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvlab.cli.settings import command, setting
+from kvlab.cli.settings import command, refuse_settings, setting
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError
 
@@ -65,6 +65,7 @@ class ImportSettings:
 
 @command(__doc__, ImportSettings, bare=False)
 def main(settings: ImportSettings, files: list[str]) -> int:
+    refuse_settings(ImportSettings, files)
     if len(files) != 1:
         raise ConfigError("file", " ".join(files) or "none", "name one file to import")
     # Imported this late so that --help answers at once.

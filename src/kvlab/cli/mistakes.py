@@ -62,7 +62,7 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason += "other characters than letters and digits, as \"run_name='a, b'\""
     elif "list index out of range" in reason:
         reason = "is of no group that is written before it; the first is 0"
-    elif name == "fleet.groups" and "Dict[str, Any]" in reason:
+    elif name == "fleet.groups" and ("Dict[str, Any]" in reason or re.fullmatch(r"\w+", value)):
         reason = "must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'"
     elif "Ambiguous value" in reason and ("[" in value or get_origin(kind_of(name)) is not list):
         reason = f"{SEVERAL}; sweep over them with kvlab run -m"

@@ -31,6 +31,8 @@ def written_out(overrides: Sequence[str]) -> list[str]:
             raise ConfigError("option", text, f"is no option; write {setting}=...")
         if re.match(r"[\w./]", text) and "=" not in text and not before.startswith("-"):
             written = f"{text}=..." if meant(text) == text else f"model={text}"
+            if text.endswith(".jsonl"):  # what `kvlab import` and `kvlab record` write
+                written = f"workload=recorded workload.path={text}"
             raise ConfigError("settings", text, f"is no setting; write key=value, as {written}")
     texts = [_written_out(text) for text in overrides]
     try:

@@ -16,7 +16,8 @@ MOST_REPLICAS = 1024
 PIECES = ("layer", "block")
 SENDS = ("prompt", "chunk", "layer")
 HANDSHAKES = ("prefill_first", "decode_first")
-SCALES = ("queue", "kv", "rate")
+_TARGETS = {"queue": "4", "kv": "0.8", "rate": "2.5"}  # what decides how many serve, and an example of each
+SCALES = tuple(_TARGETS)
 PULLS = ("auto", "always", "cheaper")
 LIVES = ("die", "drain", "return")
 
@@ -80,7 +81,7 @@ class ScaleConfig:
         if self.on is not None:
             one_of(f"{key}.on", self.on, SCALES)
             if self.target is None:
-                text = f"needs a value of {self.on} for each replica, as {key}.target=0.8 of kv"
+                text = f"needs a value of {self.on} for each replica, as {key}.target={_TARGETS[self.on]}"
                 raise ConfigError(f"{key}.target", None, text)
             if self.least > most > 0:  # of none there is nothing to start
                 raise ConfigError(f"{key}.least", self.least, f"is more than {of}, the most; take fewer")

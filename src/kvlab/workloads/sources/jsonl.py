@@ -56,6 +56,8 @@ def read_jsonl(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterato
 def _read_row(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. Raises ValueError, saying what is wrong, for one with unknown fields too."""
     row = json_object(line)
+    if "kvlab_trace" in row:
+        raise ValueError("is the first of a trace of kvlab, which workload=recorded reads")
     unknown = sorted(set(row) - set(FIELDS) - set(SAMPLING_FIELDS))
     if unknown:
         known = ", ".join(FIELDS + SAMPLING_FIELDS)
