@@ -6,7 +6,7 @@ Feature: Advice
 
   @R30.1 @R30.3 @R30.5
   Scenario: A prefix cache that is off
-    When I ask for advice on "workload.system_len=4000 workload.num_requests=24 kv.prefix_sharing=false"
+    When I ask for advice on "workload.system_len=4000 workload.num_requests=20 kv.prefix_sharing=false keep=[executor,scheduler,kv.block_size]"
     Then it ends with status 0
     And the first advice is "kv.prefix_sharing=true"
     And each change has its gain on both parts, what it costs, and a command that tries it
@@ -52,7 +52,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=50 workload.rate=14 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
+    When I ask for advice on "workload.num_requests=50 workload.rate=14 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold,fleet.router,fleet.groups.1.scheduler]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
@@ -62,7 +62,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Two kinds of devices, and one more
-    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
+    When I ask for advice on "workload.num_requests=40 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
     Then it ends with status 0
     And it says "on 2 of l4 and 1 of l40s, "
     And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"
