@@ -6,7 +6,7 @@ Feature: Advice
 
   @R30.1 @R30.3 @R30.5
   Scenario: A prefix cache that is off
-    When I ask for advice on "workload.system_len=4000 workload.num_requests=24 kv.prefix_sharing=false"
+    When I ask for advice on "workload.system_len=4000 workload.num_requests=20 kv.prefix_sharing=false keep=[executor,scheduler,kv.block_size]"
     Then it ends with status 0
     And the first advice is "kv.prefix_sharing=true"
     And each change has its gain on both parts, what it costs, and a command that tries it
@@ -22,7 +22,7 @@ Feature: Advice
 
   @R30.4 @R30.15
   Scenario: The same command again
-    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv]"
+    When I ask for advice on "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv,scheduler.max_batched_tokens]"
     And I ask for the same advice again, without what was kept, and by a launcher
     Then all of it is the same, and the second simulated no change again
 
@@ -35,7 +35,7 @@ Feature: Advice
 
   @R30.6 @R30.11
   Scenario: Devices and their price
-    When I ask for advice on "workload.num_requests=40 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000"
+    When I ask for advice on "workload.num_requests=40 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000 keep=[executor.dtype,executor.weights,kv,scheduler]"
     Then it ends with status 0
     And no plan takes more than 2 devices
     And the price of a million tokens is that of its devices over its tokens
@@ -43,7 +43,7 @@ Feature: Advice
 
   @R30.13 @R30.14
   Scenario: Replicas whose prefixes a router scatters
-    When I ask for advice on "workload=shared_prefix workload.num_groups=6 workload.group_len=2000 workload.num_requests=24 fleet.replicas=2 workload.output_len.max=12 workload.output_len.min=4"
+    When I ask for advice on "workload=shared_prefix workload.num_groups=6 workload.group_len=2000 workload.num_requests=24 fleet.replicas=2 workload.output_len.max=12 workload.output_len.min=4 keep=[executor,kv,scheduler]"
     Then it ends with status 0
     And prefixes from neighbours and a shared store are among what was tried
     And what the time of requests went into sums to all of it
@@ -52,7 +52,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=50 workload.rate=14 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold]"
+    When I ask for advice on "workload.num_requests=30 workload.rate=20 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold,fleet.router,fleet.groups.1.scheduler]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
@@ -62,7 +62,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Two kinds of devices, and one more
-    When I ask for advice on "workload.num_requests=60 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
+    When I ask for advice on "workload.num_requests=40 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
     Then it ends with status 0
     And it says "on 2 of l4 and 1 of l40s, "
     And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"
@@ -108,13 +108,13 @@ Feature: Advice
 
   @R30.8
   Scenario: Service levels that nothing keeps
-    When I ask for advice on "workload.num_requests=40 slo.ttft_ms=1 slo.tpot_ms=1"
+    When I ask for advice on "workload.num_requests=24 slo.ttft_ms=1 slo.tpot_ms=1 keep=[kv,scheduler]"
     Then it ends with status 0
     And it names limits that the plan would keep
 
   @R30.8
   Scenario: Service levels that no change comes near to, of more traffic than is served
-    When I ask for advice on "workload.num_requests=80 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2 keep=[executor,kv]"
+    When I ask for advice on "workload.num_requests=40 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2 keep=[executor,kv]"
     Then it ends with status 0
     And it says "On requests as drawn overloaded: "
     And it says "no change alone brings more requests within the limits: their mean time decides"

@@ -87,7 +87,7 @@ def ask_on_trace(laboratory: Commands, advice_trace: Path, text: str) -> None:
 @when("I ask for the same advice again, without what was kept, and by a launcher", target_fixture="asked_again")
 def ask_for_the_same(laboratory: Commands, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"first": advice_in(laboratory)}
-    text = "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv]"
+    text = "workload.num_requests=24 scheduler.max_batch_size=2 keep=[executor,kv,scheduler.max_batched_tokens]"
     with monkeypatch.context() as patch:
         patch.setattr(simulations, "simulate", None)  # no change is left to simulate
         advise_on(laboratory, text)
