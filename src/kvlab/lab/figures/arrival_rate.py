@@ -60,7 +60,10 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
         limit = share if name == ATTAINMENT else _limit(name, records)
         _scale(panel, ordered(points, key), [*known_values(points, name), *([limit] if limit else [])], name)
         if limit:
-            _mark(panel, limit, f"{share:g} %" if name == ATTAINMENT else f"limit {style.number(limit)}")
+            mark = f"{share:g} %" if name == ATTAINMENT else f"limit {style.number(limit)}"
+            panel.axhline(limit, color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)))
+            place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top"}
+            panel.annotate(mark, (0, limit), (3, -2), fontsize=8, color=style.INK, **place)
     for panel in figure.axes[-2:]:
         panel.set_xlabel(key)
     if figure.axes[0].get_legend_handles_labels()[0]:
@@ -96,10 +99,3 @@ def _scale(panel: Any, rates: Sequence[float], values: Sequence[float], name: st
     else:
         panel.set_ylim(0, 103 if name == ATTAINMENT else max(max(values) * 1.08, 1e-9))
         style.plain(panel.yaxis)
-
-
-def _mark(panel: Any, value: float, text: str) -> None:
-    """A line across a panel, with what it is."""
-    panel.axhline(value, color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)))
-    place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top"}
-    panel.annotate(text, (0, value), (3, -2), fontsize=8, color=style.INK, **place)

@@ -31,7 +31,9 @@ def stretches(events: BlockEvents, num_steps: int, tenants: NDArray[np.int64] | 
     """Follow each block through its events; a block's stretches stand together, in order. Its last ends with the
     last step. With the number of each sequence's tenant, a holder is that times TENANT_STATES, and the state.
     """
-    events = _by_block(events)
+    low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
+    narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
+    events = events.take(np.argsort(narrow, kind="stable"))
     holder = _holders(events) if tenants is None else _tenant_holders(events, tenants)
     return _held(events.block, holder, events.step, num_steps)
 
@@ -50,13 +52,6 @@ def _held(
     # come and gone within that step.
     kept = np.flatnonzero((holder != FREE) & ((end > step) | (holder >= 0)))
     return Stretches(block[kept], holder[kept], step[kept], end[kept])
-
-
-def _by_block(events: BlockEvents) -> BlockEvents:
-    """The events of each block together, in order."""
-    low, high = int(events.block.min(initial=0)), int(events.block.max(initial=0))
-    narrow = (events.block - low).astype(np.min_scalar_type(high - low))  # numbers of 16 bits sort by their digits
-    return events.take(np.argsort(narrow, kind="stable"))
 
 
 def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:

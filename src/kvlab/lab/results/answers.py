@@ -40,16 +40,12 @@ def sample_answers(records: Sequence[RequestRecord]) -> list[Answer]:
     """Some answers of a run, evenly from its first to its last request; none to prompts that are no text."""
     with_words = [record for record in records if record.prompt and record.text and record.sample == 0]
     count = min(_SAMPLE, len(with_words))
-    chosen = [with_words[index * (len(with_words) - 1) // max(1, count - 1)] for index in range(count)]
-    return [
-        Answer(
-            picked.name,
-            _line(picked.prompt),
-            _line(picked.text),
-            f"{len(picked.output_token_ids)} tokens, {picked.finish_reason}",
-        )
-        for picked in chosen
-    ]
+    answers = []
+    for index in range(count):
+        record = with_words[index * (len(with_words) - 1) // max(1, count - 1)]
+        ending = f"{len(record.output_token_ids)} tokens, {record.finish_reason}"
+        answers.append(Answer(record.name, _line(record.prompt), _line(record.text), ending))
+    return answers
 
 
 def _line(text: str) -> str:

@@ -1,7 +1,6 @@
 """The results of a sweep's points: the best, medians over repeats, how the sweep ended, the table as CSV."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -14,18 +13,6 @@ from kvlab.lab.tracking import RunStatus
 
 BEST_BY = "throughput/output_tokens_per_s"  # where `optimize` names nothing
 _WORST_FIRST = (RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.OUT_OF_MEMORY, RunStatus.FINISHED)
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best value so far, and the point that has it."""
-
-    metric: str
-    value: float
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.metric} = {self.value:,.4g} ({self.name})"
 
 
 def read_results(
@@ -58,15 +45,17 @@ def medians(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_median(group, rows) for group, rows in groups.items()]
 
 
-def best(results: Sequence[dict[str, Any]], optimize: str | None) -> Best | None:
-    """The best point by `optimize`, or the throughput, where any has it: by the median of its repeats."""
+def best(results: Sequence[dict[str, Any]], optimize: str | None) -> str | None:
+    """The best value by `optimize`, or the throughput, and the point that has it, where any has: by the median of
+    its repeats.
+    """
     metric = optimize or BEST_BY
     rows = [row for row in medians(results) if metric in row["metrics"] and row["status"] == "finished"]
     if not rows:
         return None
     choose = min if direction(metric).more_is_better is False else max
     row = choose(rows, key=lambda row: row["metrics"][metric])
-    return Best(metric, row["metrics"][metric], row["group"])
+    return f"{metric} = {row['metrics'][metric]:,.4g} ({row['group']})"
 
 
 def metric_names(results: Sequence[dict[str, Any]]) -> list[str]:
