@@ -1,10 +1,10 @@
-"""SGLang's scheduler, radix cache and allocators without a model: runs in SGLang's environment, needs nothing of kvlab.
+"""SGLang's scheduler, radix cache and allocators without a model: runs in SGLang's environment, without kvlab.
 
-    python sglang_scheduler.py < trace.json > decisions.json
+    python sglang_scheduler.py < traces.json > decisions.json
 
-The trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will
-produce. SGLang's own event loop runs, `event_loop_normal` or `event_loop_overlap`; what is replaced is where requests
-come from, and the forward pass, which takes one unit of time. What was decided in each step is written.
+A trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will
+produce. SGLang's own event loop runs, `event_loop_normal` or `event_loop_overlap`. What is replaced is where
+requests come from, and the forward pass, which takes one unit of time. What was decided in each step is written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from array import array
 from collections import deque
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
+from typing import Any, ClassVar
 
 FEW = 1_000  # times that the loop may turn without a batch, though nothing new can come
 UNUSED = ("torchvision",)  # imported by SGLang for images; a stand-in does where it is not installed
@@ -36,7 +35,9 @@ class _Anything(type):
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
+    """A module of which all can be imported."""
+
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -59,6 +60,21 @@ class _StandIns:
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Part:
+    """A part of the scheduler that decides nothing: all that is called does nothing, but for what is given."""
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *arguments: Any, **others: Any) -> None:
         pass
 
 
@@ -104,7 +120,7 @@ def publish(trace: dict[str, Any]) -> None:
 
 
 def build(trace: dict[str, Any]) -> Any:
-    """A `Scheduler` with all that decides as its constructor makes it, and mocks in place of workers and reports."""
+    """A `Scheduler` with all that decides as its constructor makes it, without workers and reports."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers import scheduler as module
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
@@ -132,7 +148,7 @@ def build(trace: dict[str, Any]) -> Any:
         chunked_prefill_size=get_schedule().chunked_prefill_size,
     )
     context = TreeCacheBuildContext(
-        *(None, params, False, False, False, params.disable), MagicMock(), MagicMock(), 1, 0, None
+        *(None, params, False, False, False, params.disable), _Part(), _Part(), 1, 0, None
     )
     one.tree_cache = create_tree_cache(context)
     one.model_config = SimpleNamespace(
@@ -144,7 +160,10 @@ def build(trace: dict[str, Any]) -> Any:
     )
     one.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=None, prefill_aware_swa=False))
     one.max_total_num_tokens, one.max_req_len = size, min(longest, size) - 1
-    one.max_prefill_tokens, one.max_running_requests = get_schedule().max_prefill_tokens, trace["max_running_requests"]
+    one.max_prefill_tokens, one.max_running_requests = (
+        get_schedule().max_prefill_tokens,
+        trace["max_running_requests"],
+    )
     one.schedule_policy, one.enable_overlap = get_schedule().schedule_policy, trace["overlap"]
     one.disaggregation_mode, one.spec_algorithm = DisaggregationMode.NULL, SpeculativeAlgorithm.from_string(None)
     one.is_generation, one.processed_tokens_counter = True, 0
@@ -155,30 +174,43 @@ def build(trace: dict[str, Any]) -> Any:
         *("enable_fpm", "enable_overlap_mlx", "_war_barrier_enabled", "enable_metrics_for_all_schedulers"),
     )
     nothing = (
-        *("dllm_config", "hisparse_coordinator", "decode_offload_manager", "min_free_slots_delayer", "sliding_window_size"),
-        *("dynamic_chunk_sizer", "truncation_align_size", "max_new_tokens_limit", "max_queued_requests", "draft_worker"),
+        *(
+            "dllm_config",
+            "hisparse_coordinator",
+            "decode_offload_manager",
+            "min_free_slots_delayer",
+            "sliding_window_size",
+        ),
+        *(
+            "dynamic_chunk_sizer",
+            "truncation_align_size",
+            "max_new_tokens_limit",
+            "max_queued_requests",
+            "draft_worker",
+        ),
     )
     for name in off:
         setattr(one, name, False)
     for name in nothing:
         setattr(one, name, None)
     one.priority_scheduling_preemption_threshold = 0
-    one.metrics_reporter = MagicMock(enable_metrics=False)
-    for name in ("scheduler_stage_metrics", "metrics_collector", "pool_stats_observer", "kv_events_publisher"):
-        setattr(one, name, MagicMock())
-    for name in ("load_publisher", "load_inquirer", "output_streamer", "model_worker", "publish_load_snapshot"):
-        setattr(one, name, MagicMock())
-    for name in ("maybe_sleep_on_idle", "maybe_send_health_check_signal", "_record_step_counters", "_prefetch_kvcache"):
-        setattr(one, name, MagicMock())
-    one.scheduler_stage_metrics.record.side_effect = lambda *_: nullcontext()
-    one.invariant_checker = MagicMock(_check_all_pools=lambda stats: (False, []))
-    one.grammar_manager = MagicMock(grammar_queue=[], has_waiting_grammars=lambda: False)
-    one.dllm_manager = MagicMock(any_staging_reqs=lambda: False)
-    one.beam_coordinator = MagicMock(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: set())
-    one.dp_attn_adapter = MagicMock(
+    mute = (
+        *("metrics_collector", "pool_stats_observer", "kv_events_publisher", "load_publisher", "load_inquirer"),
+        *("output_streamer", "model_worker", "publish_load_snapshot", "maybe_sleep_on_idle", "_prefetch_kvcache"),
+        *("maybe_send_health_check_signal", "_record_step_counters"),
+    )
+    for name in mute:
+        setattr(one, name, _Part())
+    one.metrics_reporter = _Part(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
+    one.scheduler_stage_metrics = _Part(record=lambda *_: nullcontext())
+    one.invariant_checker = _Part(_check_all_pools=lambda stats: (False, []))
+    one.grammar_manager = _Part(grammar_queue=[], has_waiting_grammars=lambda: False)
+    one.dllm_manager = _Part(any_staging_reqs=lambda: False)
+    one.beam_coordinator = _Part(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: set())
+    one.dp_attn_adapter = _Part(
         maybe_prepare_mlp_sync_batch=lambda batch, **_: batch, maybe_convert_decode_to_extend=lambda batch: batch
     )
-    one.ngram_embedding_manager = MagicMock(prepare_for_forward=lambda batch, **_: batch)
+    one.ngram_embedding_manager = _Part(prepare_for_forward=lambda batch, **_: batch)
     one._set_or_validate_priority = lambda req: True
     one._abort_on_queued_limit = lambda req: False
     module.get_resolved_model_impl = lambda config: None  # it has no model
@@ -200,7 +232,7 @@ def build(trace: dict[str, Any]) -> Any:
         metrics_reporter=one.metrics_reporter,
         draft_worker=None,
         model_worker=one.model_worker,
-        logprob_result_processor=MagicMock(),
+        logprob_result_processor=_Part(),
         output_streamer=one.output_streamer,
         beam_coordinator=one.beam_coordinator,
         abort_request=one.abort_request,
@@ -224,7 +256,7 @@ class Driver:
         self.evicted = self.empty = 0
         scheduler.ingest_requests = self.ingest
         scheduler.run_batch = self.run_batch
-        processed, update, evict = scheduler.process_batch_result, scheduler.update_running_batch, None
+        processed, update = scheduler.process_batch_result, scheduler.update_running_batch
 
         def process(batch: Any, result: Any) -> None:
             self.now = max(self.now, self.ends.popleft())
@@ -288,9 +320,7 @@ class Driver:
         begin = max(self.now, self.free_at)
         self.free_at = begin + 1
         self.ends.append(self.free_at)
-        if not self.ends or not one.enable_overlap:
-            self.now = begin
-        elif len(self.ends) == 1:
+        if not one.enable_overlap or len(self.ends) == 1:
             self.now = begin
         new = [req for req in batch.reqs if extend and req.rid not in self.seen]
         again = [req for req in batch.reqs if extend and req.retraction_count and req.extend_batch_idx == 1]
@@ -317,7 +347,10 @@ class Driver:
             }
         )
         self.retracted, self.evicted = [], 0
-        tokens = [self.answers[req.rid][min(len(req.output_ids) + self._ahead(req), self._last(req))] for req in batch.reqs]
+        tokens = [
+            self.answers[req.rid][min(len(req.output_ids) + self._ahead(req), self._last(req))]
+            for req in batch.reqs
+        ]
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
     def _last(self, req: Any) -> int:
@@ -325,12 +358,13 @@ class Driver:
 
     def _ahead(self, req: Any) -> int:
         """Tokens of steps that run still."""
-        return sum(req in batch.reqs and req.inflight_middle_chunks <= 0 for batch, _ in self.scheduler.result_queue)
+        return sum(
+            req in batch.reqs and req.inflight_middle_chunks <= 0 for batch, _ in self.scheduler.result_queue
+        )
 
 
 def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """What is decided in each step."""
-    stand_in()
     publish(trace)
     scheduler = build(trace)
     driver = Driver(trace, scheduler)
@@ -341,5 +375,6 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what SGLang prints
-    json.dump(run(json.load(sys.stdin)), out)
+    stand_in()
+    json.dump([run(trace) for trace in json.load(sys.stdin)], out)
     out.close()

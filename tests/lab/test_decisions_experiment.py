@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from copy import deepcopy
 
-from experiments.decisions_vs_vllm.run import WORKLOADS, compare, ours, table
+from experiments.decisions import compare, table
+from experiments.decisions_vs_vllm.run import WORKLOADS, ours
 
 
 def test_what_differs_is_found_and_told() -> None:
