@@ -2,7 +2,7 @@
 
     python -m experiments.decisions_vs_sglang.run --sglang-python ENVIRONMENT/bin/python [--json FILE]
 
-Both get the same requests, the same pages of 16 tokens, the same limits, and steps of one second each. Neither
+Both get the same requests, the same memory and limits, pages of one size, and steps of one second each. Neither
 computes a model; SGLang is given the tokens that kvlab drew. Every step is compared: whether it computes prompts or
 decodes, who is admitted, resumed and retracted, how many tokens of whom, prompt tokens found in the radix cache,
 evicted pages, pages in use. Prints a table, a row for each workload, and the first step of each that differs.
@@ -58,8 +58,11 @@ CONVERSATIONS = [
     "workload.prompt_len={min: 32, max: 150}",
 ]  # fmt: skip
 LONG = "workload.prompt_len={min: 300, max: 1500}"
-MORE = "workload.output_len={min: 100, max: 600}"
-AHEAD = "scheduler.ahead=true"
+MANY = [
+    "workload.num_requests=600", "workload.rate=0.6", "workload.prompt_len={min: 32, max: 100}",
+    "workload.output_len={min: 150, max: 200}", "scheduler.max_batch_size=256", "scheduler.max_batched_tokens=1024",
+]  # fmt: skip
+AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
 
 
 class Workload(NamedTuple):
@@ -77,35 +80,34 @@ def of(*overrides: str, pages: int, max_tokens: int | None = None) -> Workload:
     return Workload(list(overrides), 16 * pages, max_tokens)
 
 
+CHUNKS = [LONG, "workload.rate=0.3"]
 WORKLOADS = {
     "burst, memory for all": of(*BURST, pages=2000),
     "burst, prompts in chunks": of(*BURST, LONG, pages=6000),
     "arrivals, memory for all": of(*ARRIVALS, pages=2000),
-    "arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", pages=6000),
+    "arrivals, prompts in chunks": of(*ARRIVALS, *CHUNKS, pages=6000),
     "eight at once": of(*BURST, "workload.num_requests=100", "scheduler.max_batch_size=8", pages=2000),
+    "shared prefixes, memory for all": of(*SHARED, pages=8000),
+    "conversations, memory for all": of(*CONVERSATIONS, pages=4000),
+    "asked for 512, memory for all": of(*ARRIVALS, pages=6000, max_tokens=512),
     "burst, little memory": of(*BURST, pages=150),
     "arrivals, little memory": of(*ARRIVALS, pages=120),
-    "arrivals, no prefix cache": of(*ARRIVALS, "kv.prefix_sharing=false", pages=120),
-    "asked for 512, memory for all": of(*ARRIVALS, pages=6000, max_tokens=512),
-    "asked for 512, little memory": of(*ARRIVALS, pages=150, max_tokens=512),
-    "asked for 512, no prefix cache": of(*ARRIVALS, "kv.prefix_sharing=false", pages=150, max_tokens=512),
-    "asked for 512, in chunks": of(*ARRIVALS, LONG, "workload.rate=0.1", pages=300, max_tokens=512),
-    "asked for 6000, little memory": of(*ARRIVALS, pages=600, max_tokens=6000),
-    "long outputs, little memory": of(*ARRIVALS, MORE, "workload.rate=0.2", pages=400, max_tokens=640),
-    "long outputs, shared prefixes": of(*SHARED, MORE, "workload.rate=0.2", pages=400, max_tokens=640),
-    "shared prefixes, memory for all": of(*SHARED, pages=8000),
+    "arrivals, no prefix cache": of(*ARRIVALS, UNSHARED, pages=120),
     "shared prefixes, little memory": of(*SHARED, pages=400),
-    "conversations, memory for all": of(*CONVERSATIONS, pages=4000),
     "conversations, little memory": of(*CONVERSATIONS, pages=300),
+    "asked for 512, little memory": of(*ARRIVALS, pages=150, max_tokens=512),
+    "asked for 512, no prefix cache": of(*ARRIVALS, UNSHARED, pages=150, max_tokens=512),
+    "asked for 512, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.1", pages=300, max_tokens=512),
+    "asked for 6,000, little memory": of(*ARRIVALS, pages=600, max_tokens=6000),
+    "asked for 200, many": of(*ARRIVALS, *MANY, pages=800, max_tokens=200),
+    "asked for 200, many, shared prefixes": of(*SHARED, *MANY, pages=1000, max_tokens=200),
     "overlap: burst, memory for all": of(*BURST, AHEAD, pages=2000),
-    "overlap: arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", AHEAD, pages=6000),
+    "overlap: arrivals, prompts in chunks": of(*ARRIVALS, *CHUNKS, AHEAD, pages=6000),
+    "overlap: shared prefixes, memory for all": of(*SHARED, AHEAD, pages=8000),
     "overlap: asked for 512, memory for all": of(*ARRIVALS, AHEAD, pages=6000, max_tokens=512),
     "overlap: arrivals, little memory": of(*ARRIVALS, AHEAD, pages=120),
     "overlap: asked for 512, little memory": of(*ARRIVALS, AHEAD, pages=150, max_tokens=512),
-    "overlap: long outputs, little memory": of(
-        *ARRIVALS, MORE, "workload.rate=0.2", AHEAD, pages=400, max_tokens=640
-    ),
-    "overlap: shared prefixes, memory for all": of(*SHARED, AHEAD, pages=8000),
+    "overlap: asked for 200, many": of(*ARRIVALS, *MANY, AHEAD, pages=800, max_tokens=200),
 }
 FIELDS = ("time", "kind", *decisions.FIELDS)
 
@@ -120,7 +122,7 @@ def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
     return replace(request, sampling=sampling)
 
 
-def ours(workload: Workload, page_size: int = 16) -> tuple[dict[str, Any], Rows]:
+def ours(workload: Workload, page_size: int = 1) -> tuple[dict[str, Any], Rows]:
     """The trace for SGLang, and what kvlab decided in each step."""
     blocks = workload.tokens // page_size
     config = configure([*BASE, *workload.overrides, f"kv.block_size={page_size}", f"kv.num_blocks={blocks}"])
@@ -167,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sglang-python", required=True, help="the interpreter that has SGLang")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--page-size", type=int, default=16, help="of both; by default 16")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens of a page of both; SGLang's default is 1")
     parser.add_argument("--steps", type=int, default=0, help="how many steps around the first difference to print")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

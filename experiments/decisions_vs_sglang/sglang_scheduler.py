@@ -18,49 +18,11 @@ import tempfile
 from array import array
 from collections import deque
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 FEW = 1_000  # times that the loop may turn without a batch, though nothing new can come
-UNUSED = ("torchvision",)  # imported by SGLang for images; a stand-in does where it is not installed
-
-
-class _Anything(type):
-    """A class of any name, for what is imported and never used."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (), {})
-
-
-class _StandIn(ModuleType):
-    """A module of which all can be imported."""
-
-    __path__: ClassVar[list[str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (), {})
-
-
-class _StandIns:
-    """Finds modules that stand in for the packages of UNUSED that are not installed."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] in self._names:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 class _Part:
@@ -79,13 +41,21 @@ class _Part:
 
 
 def stand_in() -> None:
-    """Let SGLang be imported where packages for images are missing."""
+    """Let SGLang be imported without the package for images, whose wheel has to fit that of torch."""
     import transformers.utils
     import transformers.utils.import_utils
 
-    missing = [name for name in UNUSED if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.meta_path.insert(0, _StandIns(missing))  # type: ignore[arg-type]
+    if importlib.util.find_spec("torchvision") is None:
+        for part in (
+            "",
+            ".io",
+            ".transforms",
+            ".transforms.functional",
+            ".transforms.v2",
+            ".transforms.v2.functional",
+        ):
+            name = f"torchvision{part}"
+            sys.modules[name] = MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
         for module in (transformers.utils, transformers.utils.import_utils):
             module.is_torchvision_available = lambda: False
 
