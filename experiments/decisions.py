@@ -1,4 +1,4 @@
-"""kvlab's decisions step by step, to be compared with those of another engine's own scheduler on the same requests."""
+"""kvlab's decisions step by step, to be compared with those of another engine's own scheduler."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from kvlab.simulation.timings.base import Counts
 
 Row = dict[str, Any]  # what was decided in a step
 Rows = list[Row]
+FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 
 
 class OneSecond(StepTiming):
@@ -146,18 +147,17 @@ def _decisions(log: RunLog, tokens: list[dict[str, int]]) -> Rows:
     return rows
 
 
-def decided_by(python: str, script: Path, trace: dict[str, Any]) -> Rows:
-    """What another engine's scheduler decided in each step: a script that reads a trace and writes rows."""
+def decided_by(python: str, script: Path, trace: Any) -> Any:
+    """What another engine's scheduler decided: what a script writes that reads the trace."""
     done = subprocess.run(
         [python, str(script)], input=json.dumps(trace), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
-    found: Rows = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
-def compare(one: Rows, two: Rows, fields: tuple[str, ...]) -> dict[str, Any]:
+def compare(one: Rows, two: Rows, fields: tuple[str, ...] = FIELDS) -> dict[str, Any]:
     """Steps and sums of both, the steps that differ, and how many of those had a prompt in chunks just before."""
     pairs = list(enumerate(zip(one, two, strict=False)))
     others = {name: [number for number, (a, b) in pairs if a[name] != b[name]] for name in fields}

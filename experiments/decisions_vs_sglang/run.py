@@ -2,7 +2,7 @@
 
     python -m experiments.decisions_vs_sglang.run --sglang-python ENVIRONMENT/bin/python [--json FILE]
 
-Both get the same requests, the same pages of 16 tokens, the same limits, and steps of one second each. Neither
+Both get the same requests, the same memory and limits, pages of one size, and steps of one second each. Neither
 computes a model; SGLang is given the tokens that kvlab drew. Every step is compared: whether it computes prompts or
 decodes, who is admitted, resumed and retracted, how many tokens of whom, prompt tokens found in the radix cache,
 evicted pages, pages in use. Prints a table, a row for each workload, and the first step of each that differs.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments import decisions
 from experiments.decisions import Row, Rows, compare, decide, decided_by, table
 from experiments.runs import configure
 from kvlab.core import Request, SequenceSpec
@@ -29,6 +30,7 @@ from kvlab.simulation.timings import StepTiming
 SGLANG = [
     "scheduler.order=prefill_alone",
     "scheduler.reserve_output=true",
+    "scheduler.conservativeness=1",
     "scheduler.admission_reserve=0",
     "scheduler.aging_s=null",
 ]
@@ -57,47 +59,58 @@ CONVERSATIONS = [
     "workload.prompt_len={min: 32, max: 150}",
 ]  # fmt: skip
 LONG = "workload.prompt_len={min: 300, max: 1500}"
-AHEAD = "scheduler.ahead=true"
+MANY = [
+    "workload.num_requests=600", "workload.rate=0.6", "workload.prompt_len={min: 32, max: 100}",
+    "workload.output_len={min: 150, max: 200}", "scheduler.max_batch_size=256", "scheduler.max_batched_tokens=1024",
+]  # fmt: skip
+AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
 
 
 class Workload(NamedTuple):
-    """A workload, and the most tokens that its requests ask for, if these are more than they produce."""
+    """A workload, the tokens for which there is memory, and the most that its requests ask for, if these are more
+    than they produce.
+    """
 
     overrides: list[str]
+    tokens: int
     max_tokens: int | None = None
 
 
-def of(*overrides: str, max_tokens: int | None = None) -> Workload:
-    """A workload."""
-    return Workload(list(overrides), max_tokens)
+def of(*overrides: str, pages: int, max_tokens: int | None = None) -> Workload:
+    """A workload with memory for so many pages of 16 tokens."""
+    return Workload(list(overrides), 16 * pages, max_tokens)
 
 
+CHUNKS = [LONG, "workload.rate=0.3"]
 WORKLOADS = {
-    "burst, memory for all": of(*BURST, "kv.num_blocks=2000"),
-    "burst, prompts in chunks": of(*BURST, LONG, "kv.num_blocks=6000"),
-    "arrivals, memory for all": of(*ARRIVALS, "kv.num_blocks=2000"),
-    "arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000"),
-    "eight at once": of(*BURST, "workload.num_requests=100", "scheduler.max_batch_size=8", "kv.num_blocks=2000"),
-    "burst, little memory": of(*BURST, "kv.num_blocks=150"),
-    "arrivals, little memory": of(*ARRIVALS, "kv.num_blocks=120"),
-    "arrivals, no prefix cache": of(*ARRIVALS, "kv.num_blocks=120", "kv.prefix_sharing=false"),
-    "asked for 512, memory for all": of(*ARRIVALS, "kv.num_blocks=6000", max_tokens=512),
-    "asked for 512, little memory": of(*ARRIVALS, "kv.num_blocks=150", max_tokens=512),
-    "asked for 512, no prefix cache": of(*ARRIVALS, "kv.num_blocks=150", "kv.prefix_sharing=false", max_tokens=512),
-    "asked for 512, in chunks": of(*ARRIVALS, LONG, "workload.rate=0.1", "kv.num_blocks=300", max_tokens=512),
-    "asked for 6000, little memory": of(*ARRIVALS, "kv.num_blocks=600", max_tokens=6000),
-    "shared prefixes, memory for all": of(*SHARED, "kv.num_blocks=8000"),
-    "shared prefixes, little memory": of(*SHARED, "kv.num_blocks=400"),
-    "conversations, memory for all": of(*CONVERSATIONS, "kv.num_blocks=4000"),
-    "conversations, little memory": of(*CONVERSATIONS, "kv.num_blocks=300"),
-    "overlap: burst, memory for all": of(*BURST, "kv.num_blocks=2000", AHEAD),
-    "overlap: arrivals, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.3", "kv.num_blocks=6000", AHEAD),
-    "overlap: asked for 512, memory for all": of(*ARRIVALS, "kv.num_blocks=6000", AHEAD, max_tokens=512),
-    "overlap: arrivals, little memory": of(*ARRIVALS, "kv.num_blocks=120", AHEAD),
-    "overlap: asked for 512, little memory": of(*ARRIVALS, "kv.num_blocks=150", AHEAD, max_tokens=512),
-    "overlap: shared prefixes, memory for all": of(*SHARED, "kv.num_blocks=8000", AHEAD),
+    "burst, memory for all": of(*BURST, pages=2000),
+    "burst, prompts in chunks": of(*BURST, LONG, pages=6000),
+    "arrivals, memory for all": of(*ARRIVALS, pages=2000),
+    "arrivals, prompts in chunks": of(*ARRIVALS, *CHUNKS, pages=6000),
+    "eight at once": of(*BURST, "workload.num_requests=100", "scheduler.max_batch_size=8", pages=2000),
+    "shared prefixes, memory for all": of(*SHARED, pages=8000),
+    "conversations, memory for all": of(*CONVERSATIONS, pages=4000),
+    "asked for 512, memory for all": of(*ARRIVALS, pages=6000, max_tokens=512),
+    "burst, little memory": of(*BURST, pages=150),
+    "arrivals, little memory": of(*ARRIVALS, pages=120),
+    "arrivals, no prefix cache": of(*ARRIVALS, UNSHARED, pages=120),
+    "shared prefixes, little memory": of(*SHARED, pages=400),
+    "conversations, little memory": of(*CONVERSATIONS, pages=300),
+    "asked for 512, little memory": of(*ARRIVALS, pages=150, max_tokens=512),
+    "asked for 512, no prefix cache": of(*ARRIVALS, UNSHARED, pages=150, max_tokens=512),
+    "asked for 512, prompts in chunks": of(*ARRIVALS, LONG, "workload.rate=0.1", pages=300, max_tokens=512),
+    "asked for 6,000, little memory": of(*ARRIVALS, pages=600, max_tokens=6000),
+    "asked for 200, many": of(*ARRIVALS, *MANY, pages=800, max_tokens=200),
+    "asked for 200, many, shared prefixes": of(*SHARED, *MANY, pages=1000, max_tokens=200),
+    "overlap: burst, memory for all": of(*BURST, AHEAD, pages=2000),
+    "overlap: arrivals, prompts in chunks": of(*ARRIVALS, *CHUNKS, AHEAD, pages=6000),
+    "overlap: shared prefixes, memory for all": of(*SHARED, AHEAD, pages=8000),
+    "overlap: asked for 512, memory for all": of(*ARRIVALS, AHEAD, pages=6000, max_tokens=512),
+    "overlap: arrivals, little memory": of(*ARRIVALS, AHEAD, pages=120),
+    "overlap: asked for 512, little memory": of(*ARRIVALS, AHEAD, pages=150, max_tokens=512),
+    "overlap: asked for 200, many": of(*ARRIVALS, *MANY, AHEAD, pages=800, max_tokens=200),
 }
-FIELDS = ("time", "kind", "admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
+FIELDS = ("time", "kind", *decisions.FIELDS)
 
 
 def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
@@ -110,15 +123,16 @@ def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
     return replace(request, sampling=sampling)
 
 
-def ours(workload: Workload, page_size: int | None = None) -> tuple[dict[str, Any], Rows]:
-    """The trace for SGLang, and what kvlab decided in each step. SGLang may have pages of another size."""
-    config = configure([*BASE, *workload.overrides])
+def ours(workload: Workload, page_size: int = 1) -> tuple[dict[str, Any], Rows]:
+    """The trace for SGLang, and what kvlab decided in each step."""
+    blocks = workload.tokens // page_size
+    config = configure([*BASE, *workload.overrides, f"kv.block_size={page_size}", f"kv.num_blocks={blocks}"])
     most = workload.max_tokens
     decided = decide(config, None if most is None else lambda plan, request: asking_for(most, plan, request))
     plan = decided.plan
     trace = {
-        "page_size": page_size or config.kv.block_size,
-        "num_tokens": plan.pool.num_blocks * config.kv.block_size,
+        "page_size": page_size,
+        "num_tokens": blocks * page_size,
         "max_running_requests": config.scheduler.max_batch_size,
         "chunked_prefill_size": config.scheduler.max_batched_tokens,
         "max_model_len": config.model.max_seq_len,
@@ -156,16 +170,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sglang-python", required=True, help="the interpreter that has SGLang")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--page-size", type=int, help="of SGLang; by default that of kvlab's blocks")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens of a page of both; SGLang's default is 1")
     parser.add_argument("--steps", type=int, default=0, help="how many steps around the first difference to print")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     script = Path(__file__).with_name("sglang_scheduler.py")
+    own = {name: ours(WORKLOADS[name], arguments.page_size) for name in arguments.workloads}
+    theirs = decided_by(arguments.sglang_python, script, [trace for trace, _ in own.values()])
     found = {}
     first = []
-    for name in arguments.workloads:
-        trace, mine = ours(WORKLOADS[name], arguments.page_size)
-        other = decided_by(arguments.sglang_python, script, trace)
+    for (name, (_, mine)), other in zip(own.items(), theirs, strict=True):
         found[name] = compare(mine, other, FIELDS)
         number = found[name]["first"]
         if number is not None:
@@ -174,8 +188,9 @@ def main() -> None:
                 for who, rows in (("kvlab ", mine), ("SGLang", other)):
                     if each < len(rows):
                         first.append(f"    {each} {who} {show(rows[each])}")
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"found": found, "last": [mine, other]}, default=int))
+    if arguments.json:
+        rows = {name: [mine, other] for (name, (_, mine)), other in zip(own.items(), theirs, strict=True)}
+        arguments.json.write_text(json.dumps({"found": found, "rows": rows}, default=int))
     print(table(found))
     print("\n".join(["", *first]))
 

@@ -1,10 +1,10 @@
-"""SGLang's scheduler, radix cache and allocators without a model: runs in SGLang's environment, needs nothing of kvlab.
+"""SGLang's scheduler, radix cache and allocators without a model: runs in SGLang's environment, without kvlab.
 
-    python sglang_scheduler.py < trace.json > decisions.json
+    python sglang_scheduler.py < traces.json > decisions.json
 
-The trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will
-produce. SGLang's own event loop runs, `event_loop_normal` or `event_loop_overlap`; what is replaced is where requests
-come from, and the forward pass, which takes one unit of time. What was decided in each step is written.
+A trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will
+produce. SGLang's own event loop runs, `event_loop_normal` or `event_loop_overlap`. What is replaced is where
+requests come from, and the forward pass, which takes one unit of time. What was decided in each step is written.
 """
 
 from __future__ import annotations
@@ -18,58 +18,44 @@ import tempfile
 from array import array
 from collections import deque
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 FEW = 1_000  # times that the loop may turn without a batch, though nothing new can come
-UNUSED = ("torchvision",)  # imported by SGLang for images; a stand-in does where it is not installed
 
 
-class _Anything(type):
-    """A class of any name, for what is imported and never used."""
+class _Part:
+    """A part of the scheduler that decides nothing: all that is called does nothing, but for what is given."""
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (), {})
-
-
-class _StandIn(ModuleType):
-    __path__: list[str] = []
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Anything(name, (), {})
+        return self
 
-
-class _StandIns:
-    """Finds modules that stand in for the packages of UNUSED that are not installed."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] in self._names:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
+    def __call__(self, *arguments: Any, **others: Any) -> None:
         pass
 
 
 def stand_in() -> None:
-    """Let SGLang be imported where packages for images are missing."""
+    """Let SGLang be imported without the package for images, whose wheel has to fit that of torch."""
     import transformers.utils
     import transformers.utils.import_utils
 
-    missing = [name for name in UNUSED if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.meta_path.insert(0, _StandIns(missing))  # type: ignore[arg-type]
+    if importlib.util.find_spec("torchvision") is None:
+        for part in (
+            "",
+            ".io",
+            ".transforms",
+            ".transforms.functional",
+            ".transforms.v2",
+            ".transforms.v2.functional",
+        ):
+            name = f"torchvision{part}"
+            sys.modules[name] = MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
         for module in (transformers.utils, transformers.utils.import_utils):
             module.is_torchvision_available = lambda: False
 
@@ -104,7 +90,7 @@ def publish(trace: dict[str, Any]) -> None:
 
 
 def build(trace: dict[str, Any]) -> Any:
-    """A `Scheduler` with all that decides as its constructor makes it, and mocks in place of workers and reports."""
+    """A `Scheduler` with all that decides as its constructor makes it, without workers and reports."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers import scheduler as module
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
@@ -132,7 +118,7 @@ def build(trace: dict[str, Any]) -> Any:
         chunked_prefill_size=get_schedule().chunked_prefill_size,
     )
     context = TreeCacheBuildContext(
-        *(None, params, False, False, False, params.disable), MagicMock(), MagicMock(), 1, 0, None
+        *(None, params, False, False, False, params.disable), _Part(), _Part(), 1, 0, None
     )
     one.tree_cache = create_tree_cache(context)
     one.model_config = SimpleNamespace(
@@ -178,27 +164,23 @@ def build(trace: dict[str, Any]) -> Any:
     for name in nothing:
         setattr(one, name, None)
     one.priority_scheduling_preemption_threshold = 0
-    one.metrics_reporter = MagicMock(enable_metrics=False)
-    for name in ("scheduler_stage_metrics", "metrics_collector", "pool_stats_observer", "kv_events_publisher"):
-        setattr(one, name, MagicMock())
-    for name in ("load_publisher", "load_inquirer", "output_streamer", "model_worker", "publish_load_snapshot"):
-        setattr(one, name, MagicMock())
-    for name in (
-        "maybe_sleep_on_idle",
-        "maybe_send_health_check_signal",
-        "_record_step_counters",
-        "_prefetch_kvcache",
-    ):
-        setattr(one, name, MagicMock())
-    one.scheduler_stage_metrics.record.side_effect = lambda *_: nullcontext()
-    one.invariant_checker = MagicMock(_check_all_pools=lambda stats: (False, []))
-    one.grammar_manager = MagicMock(grammar_queue=[], has_waiting_grammars=lambda: False)
-    one.dllm_manager = MagicMock(any_staging_reqs=lambda: False)
-    one.beam_coordinator = MagicMock(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: set())
-    one.dp_attn_adapter = MagicMock(
+    mute = (
+        *("metrics_collector", "pool_stats_observer", "kv_events_publisher", "load_publisher", "load_inquirer"),
+        *("output_streamer", "model_worker", "publish_load_snapshot", "maybe_sleep_on_idle", "_prefetch_kvcache"),
+        *("maybe_send_health_check_signal", "_record_step_counters"),
+    )
+    for name in mute:
+        setattr(one, name, _Part())
+    one.metrics_reporter = _Part(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
+    one.scheduler_stage_metrics = _Part(record=lambda *_: nullcontext())
+    one.invariant_checker = _Part(_check_all_pools=lambda stats: (False, []))
+    one.grammar_manager = _Part(grammar_queue=[], has_waiting_grammars=lambda: False)
+    one.dllm_manager = _Part(any_staging_reqs=lambda: False)
+    one.beam_coordinator = _Part(pending_member_rows=lambda batch: 0, commit_decode=lambda batch: set())
+    one.dp_attn_adapter = _Part(
         maybe_prepare_mlp_sync_batch=lambda batch, **_: batch, maybe_convert_decode_to_extend=lambda batch: batch
     )
-    one.ngram_embedding_manager = MagicMock(prepare_for_forward=lambda batch, **_: batch)
+    one.ngram_embedding_manager = _Part(prepare_for_forward=lambda batch, **_: batch)
     one._set_or_validate_priority = lambda req: True
     one._abort_on_queued_limit = lambda req: False
     module.get_resolved_model_impl = lambda config: None  # it has no model
@@ -220,7 +202,7 @@ def build(trace: dict[str, Any]) -> Any:
         metrics_reporter=one.metrics_reporter,
         draft_worker=None,
         model_worker=one.model_worker,
-        logprob_result_processor=MagicMock(),
+        logprob_result_processor=_Part(),
         output_streamer=one.output_streamer,
         beam_coordinator=one.beam_coordinator,
         abort_request=one.abort_request,
@@ -244,7 +226,7 @@ class Driver:
         self.evicted = self.empty = 0
         scheduler.ingest_requests = self.ingest
         scheduler.run_batch = self.run_batch
-        processed, update, evict = scheduler.process_batch_result, scheduler.update_running_batch, None
+        processed, update = scheduler.process_batch_result, scheduler.update_running_batch
 
         def process(batch: Any, result: Any) -> None:
             self.now = max(self.now, self.ends.popleft())
@@ -308,9 +290,7 @@ class Driver:
         begin = max(self.now, self.free_at)
         self.free_at = begin + 1
         self.ends.append(self.free_at)
-        if not self.ends or not one.enable_overlap:
-            self.now = begin
-        elif len(self.ends) == 1:
+        if not one.enable_overlap or len(self.ends) == 1:
             self.now = begin
         new = [req for req in batch.reqs if extend and req.rid not in self.seen]
         again = [req for req in batch.reqs if extend and req.retraction_count and req.extend_batch_idx == 1]
@@ -355,7 +335,6 @@ class Driver:
 
 def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """What is decided in each step."""
-    stand_in()
     publish(trace)
     scheduler = build(trace)
     driver = Driver(trace, scheduler)
@@ -366,5 +345,6 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what SGLang prints
-    json.dump(run(json.load(sys.stdin)), out)
+    stand_in()
+    json.dump([run(trace) for trace in json.load(sys.stdin)], out)
     out.close()

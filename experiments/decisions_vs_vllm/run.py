@@ -70,7 +70,6 @@ WORKLOADS = {
     ],
     "ahead: windows, little memory": [WINDOWS, *ARRIVALS, AHEAD],
 }  # fmt: skip
-FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 
 
 def ours(overrides: list[str]) -> tuple[dict[str, Any], Rows]:
@@ -105,7 +104,7 @@ def main() -> None:
     for name in arguments.workloads:
         trace, mine = ours(WORKLOADS[name])
         other = decided_by(arguments.vllm_python, Path(__file__).with_name("vllm_scheduler.py"), trace)
-        found[name] = compare(mine, other, FIELDS)
+        found[name] = compare(mine, other)
         if arguments.json:
             arguments.json.write_text(json.dumps({"found": found, "last": [mine, other]}, default=int))
     print(table(found))

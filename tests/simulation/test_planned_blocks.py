@@ -8,9 +8,11 @@ import pytest
 
 from experiments.planner_vs_vllm.run import Case, cases
 from kvlab.config import FrameworkConfig
+from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.planning.startup import Startup, graph_bytes, startup
 from kvlab.simulation.accuracy import PLANNED
+from tests.support.plans import composed
 
 MIB = 2**20
 COLD = 0.09  # a start that found its kernels compiled counts less than the plan, which cannot know it
@@ -59,9 +61,25 @@ def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, exp
     assert startup(FrameworkConfig(version=version, flashinfer_sampler=flashinfer)) == expected
 
 
-def test_other_frameworks_and_synchronous_vllm_count_as_before() -> None:
+def test_synchronous_vllm_counts_as_before() -> None:
     assert startup(FrameworkConfig(name="vllm_synchronous")) == Startup()
-    assert startup(FrameworkConfig(name="trtllm", tables="trtllm")) == Startup()
+
+
+def test_tensorrt_llm_gives_the_cache_a_share_of_what_weights_and_steps_leave() -> None:
+    """A start of TensorRT-LLM 0.20.0 that a user published (NVIDIA/TensorRT-LLM 6294): 860,320 tokens."""
+    settings = (
+        *("executor=simulated", "framework=trtllm", "hardware=h100_sxm", "model=llama3_1_8b"),
+        *("executor.dtype=bfloat16", "executor.weights=fp8", "kv.dtype=fp8_e4m3"),
+        *("scheduler.max_batched_tokens=23552", "scheduler.max_batch_size=4096"),
+    )
+    tokens = {}
+    for share in (0.4, 0.8):
+        pool = plan_engine(composed(*settings, f"executor.memory_utilization={share}")).pool
+        tokens[share] = pool.num_blocks * pool.block_size
+    assert tokens[0.8] == pytest.approx(860_320, rel=0.04)
+    assert tokens[0.4] == pytest.approx(tokens[0.8] / 2, abs=pool.block_size)
+    two = plan_engine(composed(*settings, "executor.memory_utilization=0.8", "executor.tensor_parallel=2")).pool
+    assert two.num_blocks * two.block_size > 2.1 * tokens[0.8]  # the weights are held once
 
 
 def test_what_is_no_version_is_refused() -> None:
