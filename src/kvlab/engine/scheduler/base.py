@@ -153,7 +153,7 @@ class Scheduler:
         whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
         if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
             return None
-        if self.config.speculation.method is not None:
+        if self.config.speculation.method is not None or self._waited:  # which a step counts on, or ends
             return None
         if self.config.ahead and (self.ended or (self.leaving and len(self.waiting))):  # their memory comes back
             return None
@@ -171,6 +171,7 @@ class Scheduler:
         if not (len(self.waiting) and has_room and (budget > decoding or not decode_first)):
             return self._decoding, chunk, None
         is_refused = self.refused is not None and self.refused is self.waiting.head
+        is_refused &= not self.config.prefill_wait_steps  # which steps count on
         if chunk is not None or not is_refused or type(self.order).choose is not Order.choose:
             return None
         return self._decoding, None, self.refused
