@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
@@ -147,6 +149,41 @@ class TestPlanOfARun:
         fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 13, max: 13}")
         found = self.metrics("workload.num_requests=4", "kv.num_blocks=10", *fixed)
         assert (found["capacity/mean_length"], found["capacity/planned_sequences"]) == (33, 3)
+
+    @pytest.mark.parametrize(
+        ("settings", "lengths", "fit"),
+        [
+            ((), 33, 3),  # as long as they get
+            (("scheduler.reserve_output=true",), 60, 2),  # as long as they may get
+            (("scheduler.reserve_output=true", "scheduler.conservativeness=1"), 33, 3),
+            (("scheduler.reserve_output=true", "workload.max_tokens=9000"), 160, 1),  # what the pool holds, at most
+            (("fleet.groups=[{count:1},{count:1,scheduler:{reserve_output:true}}]",), 33, 3 + 2),
+        ],
+    )
+    def test_a_sequence_counts_with_the_output_that_memory_is_kept_for(
+        self, settings: tuple[str, ...], lengths: int, fit: int
+    ) -> None:
+        fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 13, max: 13}")
+        found = self.metrics(
+            "workload.num_requests=6", "kv.num_blocks=10", *fixed, "workload.max_tokens=40", *settings
+        )
+        assert (found["capacity/mean_length"], found["capacity/planned_sequences"]) == (lengths, fit)
+
+    @pytest.mark.parametrize(
+        ("settings", "is_said"),
+        [
+            ("fleet.groups=[{count:1},{count:1,scheduler:{reserve_output:true}}]", True),
+            ("fleet.groups=[{count:2,scheduler:{reserve_output:false}}] scheduler.reserve_output=true", False),
+        ],
+    )
+    def test_that_a_trace_does_not_tell_what_was_asked_for_is_said_of_groups_that_go_by_it(
+        self, tmp_path: Path, settings: str, is_said: bool
+    ) -> None:
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text('{"kvlab_trace": 1}\n{"arrival_s": 0, "prompt_tokens": 8, "output_tokens": 4}\n')
+        traffic = "workload=recorded", f"workload.path={trace}"
+        plan = planning.plan_run(composed("model=qwen3_tiny", "executor=cpu", *traffic, *settings.split()))
+        assert (planning.asked_note(plan) is not None) is is_said
 
     def test_samples_are_sequences_of_their_own(self) -> None:
         found = self.metrics("workload=parallel_sampling", "workload.num_requests=2", "kv.num_blocks=1000")

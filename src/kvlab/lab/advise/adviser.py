@@ -20,8 +20,8 @@ from kvlab.lab.advise.simulations import Outcome, Simulations, Spread, here, sim
 from kvlab.lab.explain.replayed import observe, quiet
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
-from kvlab.lab.run.plan import plan_run
-from kvlab.lab.run.requests import asked_note, lengths_note, requests_of
+from kvlab.lab.run.plan import asked_note, plan_run
+from kvlab.lab.run.requests import lengths_note, requests_of
 from kvlab.lab.run.serve import simulated
 from kvlab.lab.settings import run_command
 from kvlab.models.families import decoder_config
@@ -226,7 +226,8 @@ class Adviser:
 
     def _notes(self, today: Outcome) -> tuple[str, ...]:
         """What a reader has to know of how this came about."""
-        timing = plan_run(self.config, self.first.requests).timing
+        plan = plan_run(self.config, self.first.requests)
+        timing = plan.timing
         notes = [f"steps timed by {today.timing}"]
         if timing is not None and timing.because:
             notes.append(timing.because)
@@ -236,7 +237,7 @@ class Adviser:
             notes.append("no change alone brings more requests within the limits: their mean time decides")
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
-        of_requests = lengths_note(self.config, self.requests), asked_note(self.config, self.requests)
+        of_requests = lengths_note(self.config, self.requests), asked_note(plan)
         return (*notes, *filter(None, of_requests), *self.noted)
 
 

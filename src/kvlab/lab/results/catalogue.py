@@ -69,7 +69,8 @@ CATALOGUE: dict[str, Metric] = _catalogue({
         Metric("capacity/token_slots", "token slots", "tokens", "blocks x block_size", digits=0, in_table=True),
         Metric("capacity/mean_length", "mean length of a sequence", "tokens",
                "mean over the workload's sequences of the length each grows to: its prompt, earlier turns "
-               "included, and its output; with `scheduler.reserve_output` its `max_tokens`", digits=1),
+               "included, and its output; where all of that is kept (`scheduler.reserve_output`) its `max_tokens`",
+               digits=1),
         Metric("capacity/planned_sequences", "sequences that fit, planned", "sequences",
                "sequences of these lengths: blocks in the pool / mean of ceil(length / block_size), rounded "
                "down; what is shared is not counted off", digits=0),

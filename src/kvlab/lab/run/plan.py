@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvlab.config import RunConfig, format_bytes, parse_bytes
 from kvlab.config.groups import of_group, with_settings
+from kvlab.config.workload import FILES
 from kvlab.core import Request
 from kvlab.engine.build import plan_engine
 from kvlab.engine.plan import EnginePlan
@@ -137,15 +138,14 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
 
 
 def planned_metrics(plan: RunPlan) -> dict[str, float]:
-    """The planner's figures for a run's sequences, each at the length that it takes memory for, of its own."""
-    grown = grown_lengths(plan.requests)
-    scheduler = plan.config.scheduler
-    if scheduler.reserves_output and scheduler.conservativeness is None:
-        for request in plan.requests:
-            grown[request.request_id] += request.sampling.max_tokens - request.expected_tokens
-    most = min(plan.config.model.max_seq_len, plan.pool.num_blocks * plan.pool.block_size)
-    lengths = [min(grown[each.request_id], most) for each in plan.requests for _ in range(each.sampling.n)]
-    fit = sum(group.replicas * sequences_that_fit(group.plan.pool, lengths) for group in plan.parts)
+    """The planner's figures for a run's sequences, each at the length that it takes memory for, of its own. Where
+    groups differ in that, the mean length is that of the run's own settings.
+    """
+    lengths = _lengths(plan, plan.requests)
+    fit = sum(
+        group.replicas * sequences_that_fit(group.plan.pool, _lengths(group.plan, plan.requests))
+        for group in plan.parts
+    )
     batch = sum(replica.config.scheduler.max_batch_size for replica in plan.replicas)
     return {
         "capacity/mean_length": sum(lengths) / len(lengths),
@@ -154,6 +154,29 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
         "capacity/weight_bytes": sum(replica.weights.total for replica in plan.replicas),
         "capacity/working_bytes": plan.working.peak,
     }
+
+
+def _lengths(plan: EnginePlan, requests: list[Request]) -> list[int]:
+    """Tokens that an engine keeps memory for, of each sequence of these requests."""
+    grown, scheduler = grown_lengths(requests), plan.config.scheduler
+    if scheduler.reserves_output and scheduler.conservativeness is None:
+        for request in requests:
+            grown[request.request_id] += request.sampling.max_tokens - request.expected_tokens
+    most = min(plan.config.model.max_seq_len, plan.pool.num_blocks * plan.pool.block_size)
+    return [min(grown[each.request_id], most) for each in requests for _ in range(each.sampling.n)]
+
+
+def asked_note(plan: RunPlan) -> str | None:
+    """What memory is kept for, where that goes by what clients asked for, and a trace does not tell it."""
+    source = plan.config.workload.source
+    if source not in FILES or source == "jsonl":
+        return None
+    if not any(part.plan.config.scheduler.reserves_output for part in plan.parts):
+        return None
+    if all(request.output_tokens is not None for request in plan.requests):
+        return None
+    text = "scheduler.reserve_output keeps memory for the outputs that requests had"
+    return f"{text}: what their clients asked for is not known; workload.max_tokens=N says it"
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

@@ -20,10 +20,10 @@ from kvlab.lab.results.sureness import Predicted
 from kvlab.lab.results.tables import comparison_table, config_tree, profile_table
 from kvlab.lab.run.estimate import estimate_sentence, is_worth_estimating
 from kvlab.lab.run.peer_plan import Plan
-from kvlab.lab.run.plan import RunPlan
+from kvlab.lab.run.plan import RunPlan, asked_note
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.recording import RunContext
-from kvlab.lab.run.requests import asked_note, lengths_note
+from kvlab.lab.run.requests import lengths_note
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
@@ -88,7 +88,7 @@ class Reporter:
             console.print(f"{config.engine.kind} on {plan.machine}: {count}", soft_wrap=True)
             return
         self._once("; ".join([_weights(own), *([] if own.groups else [_cache(own)]), *_kernels(own), _where(own)]))
-        notes = _link(config), lengths_note(config, plan.requests), asked_note(config, plan.requests)
+        notes = _link(config), lengths_note(config, plan.requests), asked_note(own)
         for sentence in filter(None, notes):
             self._once(sentence)
         if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):

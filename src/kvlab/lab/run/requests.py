@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from kvlab.config import RunConfig
-from kvlab.config.workload import FILES
 from kvlab.core import Request
 from kvlab.errors import WorkloadError, shown
 from kvlab.lab.machine import available_memory
@@ -47,19 +46,6 @@ def lengths_note(config: RunConfig, requests: Iterable[Request]) -> str | None:
         f"prompts have the lengths that kvlab's own tokenizer gives them: model.name={shown(config.model.name)} has"
     )
     return f"{text} none here, and its own gives others; model.tokenizer=WHERE lends it one, as fetched:smollm2"
-
-
-def asked_note(config: RunConfig, requests: Iterable[Request]) -> str | None:
-    """What memory is kept for, where that goes by what clients asked for, and a trace does not tell it."""
-    source, scheduler = config.workload.source, config.scheduler
-    if source not in FILES or source == "jsonl" or config.engine.kind != "kvlab" or not scheduler.reserves_output:
-        return None
-    if all(request.output_tokens is not None for request in requests):
-        return None
-    text = (
-        "scheduler.reserve_output keeps memory for the outputs that requests had: what their clients asked for is"
-    )
-    return f"{text} not known; workload.max_tokens=N says it"
 
 
 def check_lengths(requests: list[Request], workload: str, limit: int) -> int:
