@@ -118,11 +118,16 @@ class TestAdmission:
             order="prefill_alone",
             reserve_output=True,
             conservativeness=1.0,
+            admission_reserve=0.0,
         )
         with pytest.raises(Exception, match="can never fit"):
             engine.add_request(asked(0, 4, 6000))
         first = engine.add_request(asked(0, 4, 6000, ends=3))  # as servers do, it is asked for what fits
         assert first.max_total_tokens == 5000
+        engine.step()
+        second = engine.add_request(asked(1, 4, 1800))
+        engine.step()  # 0.7 x 4096 are kept, where 0.7 x 4995 would leave 1,500
+        assert second.status is SequenceStatus.RUNNING
         drain(engine)
 
     def test_tries_none_again_until_one_has_left(self) -> None:
