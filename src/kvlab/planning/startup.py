@@ -1,7 +1,7 @@
 """What a framework counts at its start beside the weights, and takes from the cache.
 
-SGLang counts nothing: its share of the memory leaves steps and graphs what they need (`config/sglang_memory.py`). It
-is a share of what is free before the weights are loaded.
+SGLang counts nothing: its share of the memory leaves steps and graphs what they need (`config/sglang_memory.py`).
+It is a share of what is free before the weights are loaded.
 
 vLLM runs its largest step once and samples a full batch before it sizes the cache (its worker's
 `determine_available_memory`). Read in the sources of 0.9 to 0.12, 0.16, 0.17, 0.19 to 0.24, 0.28 and 0.32:
