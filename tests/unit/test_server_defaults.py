@@ -78,8 +78,8 @@ def test_vllm_takes_more_memory_since_it_counts_graphs(framework: str, version: 
 def test_sglangs_share_leaves_steps_and_graphs_their_memory(
     version: str, mib: int, devices: int, groups: int, latent: bool, tokens: int, share: float
 ) -> None:
-    settings = {"devices": devices, "tokens": tokens, "latent": latent}
-    found = server_defaults("sglang", "any", f"{mib}MiB", version, groups, **settings)
+    memory = f"{mib}MiB"
+    found = server_defaults("sglang", "any", memory, version, groups, devices=devices, tokens=tokens, latent=latent)
     assert found is not None
     assert found.memory_utilization == pytest.approx(share, abs=1e-9)
 
