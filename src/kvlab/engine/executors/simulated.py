@@ -119,6 +119,7 @@ class SimulatedExecution(ExecutorKind):
             kv = replace(kv, memory=f"{planned.left(memory)}B")
         pool = planned_pool(replace(config, kv=kv), spec)
         name = name_of_devices(hardware, config.executor.devices)
+        memory += planned.working.peak - planned.taken  # steps have theirs beside the share
         return EnginePlan(config, name, model, weights, planned.working, pool, None, memory, timing, None)
 
     @staticmethod
