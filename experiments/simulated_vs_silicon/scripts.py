@@ -6,7 +6,7 @@ from experiments.simulated_vs_silicon.sample import Row
 
 FP8_CACHE = "kv.dtype=fp8_e4m3"
 _LAUNCHED = "framework.prompts_us=134000"  # of DeepSeek's 61 layers, 2.2 ms each, where no graph holds them
-_WORKING = 0.012  # share of a B200 that a step's working memory takes, which TensorRT-LLM and SGLang count apart
+_WORKING = 0.012  # share of a B200 that a step's working memory takes, which TensorRT-LLM counts apart
 _DEEPSEEK_BYTES = {"fp8": 6.8e11, "nvfp4": 3.9e11}  # of all matrices and scales
 
 
@@ -58,7 +58,7 @@ def _h100_cache(row: Row) -> list[str]:
 
 def polled(row: Row) -> list[str]:
     """`--scheduler-recv-interval`: requests are looked for after so many steps, and wait for half of them. Four
-    devices, of which weights in fp8 leave little, have `--mem-fraction-static 0.95`, beside working memory.
+    devices, of which weights in fp8 leave little, have `--mem-fraction-static 0.95`.
     """
     four = row.devices == 4 and row.experts != "nvfp4"
     interval = 0 if row.system == "h200_sxm" else 30 if row.concurrency >= 16 and not four else 10
@@ -68,7 +68,7 @@ def polled(row: Row) -> list[str]:
         f"scheduler.prefill_wait_steps={interval // 2}",
         f"scheduler.max_batched_tokens={tokens}",
         f"scheduler.max_batch_size={min(running, row.concurrency)}",
-        *([f"executor.memory_utilization={0.95 + _WORKING}"] if four else []),
+        *(["executor.memory_utilization=0.95"] if four else []),
         _LAUNCHED,
         *cache(row, "h200_sxm"),
         *divided(row),
