@@ -179,3 +179,33 @@ def test_steps_are_taken_at_once_while_a_request_waits_for_memory(shared: int, b
     kept = sum(step.waiting > 0 and not step.prefill_tokens for step in log.steps)
     assert kept > 0.3 * len(log.steps)
     assert count > 0.6 * len(log.steps)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_that_waits_until_another_has_left_is_tried_in_the_same_step(ahead: bool) -> None:
+    requests = [
+        Request(f"r{index}", (index + 1,) * 8, SamplingParams(max_tokens=output, ignore_eos=True))
+        for index, output in enumerate((8, 40, 16))  # 2, 6 and 3 blocks
+    ]
+    scheduler = SchedulerConfig(reserve_output=True, conservativeness=1.0, admission_reserve=0, ahead=ahead)
+    count, log = check(requests, {"kv": KVConfig(num_blocks=12, block_size=8, **POOLS[-1]), "scheduler": scheduler})
+    first, longest, last = log.records
+    assert count > 10
+    assert last.scheduled_s is not None
+    assert first.finished_s <= last.scheduled_s < longest.finished_s
+
+
+def test_steps_that_a_prompt_has_waited_for_others_are_counted_alike() -> None:
+    """The count of those that ended with the first request is given up in a step with a full batch."""
+    requests = [
+        Request(
+            f"r{index}", (index + 1,) * 8, SamplingParams(max_tokens=output, ignore_eos=True), arrival_s=arrival_s
+        )
+        for index, (output, arrival_s) in enumerate(((4, 0.0), (12, 3e-4), (40, 3e-4), (8, 3e-4)))
+    ]
+    scheduler = SchedulerConfig(max_batch_size=2, prefill_wait_steps=4, admission_reserve=0)
+    count, log = check(requests, {"kv": KVConfig(num_blocks=48, block_size=8, **POOLS[-1]), "scheduler": scheduler})
+    _, second, _, last = log.records
+    assert count > 10
+    assert last.scheduled_s is not None
+    assert sum(second.finished_s <= step.start_s < last.scheduled_s for step in log.steps) == 4

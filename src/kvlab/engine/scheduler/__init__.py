@@ -1,8 +1,9 @@
 """Which sequences run in a step."""
 
 from kvlab.config import SchedulerConfig
-from kvlab.engine.scheduler.base import POLICIES, Scheduler, StaticScheduler
+from kvlab.engine.scheduler.base import POLICIES, Scheduler
 from kvlab.engine.scheduler.new_token_ratio import RatioScheduler
+from kvlab.engine.scheduler.static import StaticScheduler
 
 __all__ = ["POLICIES", "Scheduler", "StaticScheduler", "build_scheduler"]
 

@@ -153,7 +153,7 @@ class Scheduler:
         whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
         if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
             return None
-        if self.config.speculation.method is not None:
+        if self.config.speculation.method is not None or self._waited:  # which a step counts on, or ends
             return None
         if self.config.ahead and (self.ended or (self.leaving and len(self.waiting))):  # their memory comes back
             return None
@@ -171,6 +171,7 @@ class Scheduler:
         if not (len(self.waiting) and has_room and (budget > decoding or not decode_first)):
             return self._decoding, chunk, None
         is_refused = self.refused is not None and self.refused is self.waiting.head
+        is_refused &= not self.config.prefill_wait_steps  # which steps count on
         if chunk is not None or not is_refused or type(self.order).choose is not Order.choose:
             return None
         return self._decoding, None, self.refused
@@ -329,25 +330,3 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""
         return None
-
-
-@POLICIES.register("static")
-class StaticScheduler(Scheduler):
-    """No sequence is admitted while a batch runs; the next is formed when it is full or its oldest member has
-    waited `max_wait_ms`. Each member is given the memory for its longest possible output at once.
-    """
-
-    def may_admit(self, now: float) -> bool:
-        """Only with nothing running, and a full batch or an expired wait."""
-        if self.running:
-            return False
-        full = len(self.waiting) >= self.config.max_batch_size
-        return full or now >= self._deadline()
-
-    def next_wakeup(self) -> float | None:
-        """When the wait of the oldest waiting sequence ends."""
-        return self._deadline() if len(self.waiting) and not self.running else None
-
-    def _deadline(self) -> float:
-        oldest = min(sequence.request.arrival_s for sequence in self.waiting)
-        return oldest + self.config.max_wait_ms / 1000

@@ -63,8 +63,8 @@ class RatioScheduler(Scheduler):
         super().add(sequence)
 
     def may_admit(self, now: float) -> bool:
-        """Unless there was no memory in an earlier step, and none has come back."""
-        return not self._is_full
+        """Unless there was no memory in an earlier step, and none has come back or is about to."""
+        return not self._is_full or bool(self.ended)
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
         self._is_full = self._is_full and bool(self.running)
