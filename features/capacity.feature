@@ -138,8 +138,26 @@ Feature: How many sequences fit
         | framework.version=0.21.0                                  | 0.92  | (vLLM 0.21.0's default)  |
         | framework.version=0.19.0                                  | 0.9   | (vLLM 0.19.0's default)  |
         | framework=vllm_synchronous                                | 0.9   | (vLLM 0.12's default)    |
-        | framework=sglang                                          | 0.9   | (kvlab's default)        |
         | framework.version=0.19.0 executor.memory_utilization=0.92 | 0.92  | weights                  |
+
+    @R29.25
+    Scenario Outline: SGLang <version> takes <share> of what is free on <hardware>, and leaves steps the rest
+      When I plan "model=<model> hardware=<hardware> framework=sglang <settings>"
+      Then the message says "executor.memory_utilization=<share> of <free> GiB free before the weights (SGLang <version>'s default)"
+      And the message says "in what is left free"
+      And within 1 % of <blocks> blocks of 16 tokens fit
+
+      # Published starts had as many tokens (experiments/planner_vs_sglang); nothing is fitted to them.
+      Examples:
+        | model       | hardware | settings                                      | version | share | free  | blocks |
+        | llama3_1_8b | h100_sxm | framework.version=0.4.1                       | 0.4.1   | 0.88  | 78.5  | 27781  |
+        | qwen3_8b    | gb300    | framework.version=0.5.12                      | 0.5.12  | 0.906 | 275.7 | 106744 |
+
+    @R29.25
+    Scenario: With a share of its own a simulated SGLang has the words of no default
+      When I plan "model=qwen3_8b hardware=h100_sxm framework=sglang executor.memory_utilization=0.7"
+      Then the message says "executor.memory_utilization=0.7 of 78.5 GiB free before the weights"
+      And nothing is said of "default)"
 
     @R2.5
     Scenario Outline: A memory holds <contiguous> slots of 4096 tokens, or <paged> sequences of <length>

@@ -33,7 +33,7 @@ Feature: Right by default
         | hardware=h100_sxm                                  | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.32's server by default), up to 64 tokens  |
         | hardware=a100_sxm                                  | vllm with steps of up to 2,048 tokens and 256 sequences (vLLM 0.32's server by default)                     |
         | hardware=b200_sxm                                  | vllm with steps of up to 16,384 tokens and 1,024 sequences (vLLM 0.32's server by default)                  |
-        | hardware=l40s framework=sglang                     | sglang with steps of up to 4,096 tokens and 2,048 sequences (SGLang's server by default)                    |
+        | hardware=l40s framework=sglang                     | sglang with steps of up to 4,096 tokens and 2,048 sequences (SGLang 0.5.23's server by default)             |
         | hardware=h200_sxm framework=trtllm                 | blocks of 32 tokens ... trtllm with steps of up to 8,192 tokens and 2,048 sequences (TensorRT-LLM's server  |
         | hardware=h100_sxm scheduler.max_batch_size=64      | 8,192 tokens and 64 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                              |
         | hardware=h100_sxm scheduler.max_batched_tokens=700 | 700 tokens and 700 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                               |
@@ -50,7 +50,7 @@ Feature: Right by default
         | vllm      |                                   | max_batch_size=2048 ... max_batched_tokens=16384 ... long_prefill_threshold=8192 ... 16,384 tokens and 2,048 sequences of all 2 groups of devices together (vLLM                                                        |
         | vllm      | scheduler.max_batch_size=128      | 16,384 tokens and 128 sequences of all 2 groups of devices together ... warning: scheduler.max_batch_size=128 is of all 2 groups of devices together; where it is vllm's limit of each, it is scheduler.max_batch_size=256 |
         | trtllm    | scheduler.max_batched_tokens=4096 | long_prefill_threshold=2048 ... warning: scheduler.max_batched_tokens=4096 is of all 2 groups of devices together; where it is trtllm's limit of each, it is scheduler.max_batched_tokens=8192                 |
-        | sglang    |                                   | max_batch_size=2048 ... long_prefill_threshold=4096 ... 8,192 tokens and 2,048 sequences of all 2 groups of devices together (SGLang's server by default)                                                               |
+        | sglang    |                                   | max_batch_size=2048 ... long_prefill_threshold=4096 ... 8,192 tokens and 2,048 sequences of all 2 groups of devices together (SGLang 0.5.23's server by default)                                                               |
 
     @R23.1
     Scenario: Without measured operations the roofline is taken, and why stands beside the run

@@ -116,6 +116,12 @@ Feature: Simulation
       Then the message says "nine of ten of ... measured vllm deployments of dense models had tpot within ... and ttft within ...; none is on l40s"
       And the message says "tokens each; executor.memory_utilization=0.92 of 44.5 GiB (vLLM 0.32's default); timing silicon"
 
+    @R29.25
+    Scenario: A simulated SGLang runs with the share of memory that SGLang takes, which leaves steps theirs
+      When I run "executor=simulated executor.dtype=bfloat16 executor.timing=roofline hardware=h100_sxm model=qwen3_8b framework=sglang workload.num_requests=2 figures=false" on a tiny model
+      Then the message says "executor.memory_utilization=0.83 of 78.5 GiB free before the weights (SGLang 0.5.23's default)"
+      And all 2 requests were completed
+
     @R29.21
     Scenario: Each predicted latency says how near it is likely to be
       Given the tables of measured operations

@@ -17,7 +17,8 @@ from kvlab.config.server_defaults import server_defaults
         ("vllm", "a100_sxm", 79.6, 2_048, 256, 16),
         ("vllm", "any", 69.9, 2_048, 256, 16),
         ("vllm_synchronous", "l4", 22, 2_048, 256, 16),
-        ("sglang", "l4", 22, 2_048, 2_048, 16),
+        ("sglang", "l4", 22, 4_096, 2_048, 16),
+        ("sglang", "rtx_4060ti_16g", 16, 2_048, 2_048, 16),
         ("sglang", "a100_40g", 39, 4_096, 2_048, 16),
         ("sglang", "h200", 140, 8_192, 2_048, 16),
         ("sglang", "b200", 180, 16_384, 2_048, 16),
@@ -42,7 +43,6 @@ def test_others_keep_kvlabs_own(framework: str) -> None:
         ("vllm", "0.21.0", 0.92),
         ("vllm", "0.20.1", 0.9),
         ("vllm_synchronous", None, 0.9),  # 0.12
-        ("sglang", None, 0.9),
         ("trtllm", "1.2.0", 0.9),
     ],
 )
@@ -50,3 +50,49 @@ def test_vllm_takes_more_memory_since_it_counts_graphs(framework: str, version: 
     found = server_defaults(framework, "h100_sxm", "80GiB", version)
     assert found is not None
     assert found.memory_utilization == share
+
+
+@pytest.mark.parametrize(
+    ("version", "mib", "devices", "groups", "latent", "tokens", "share"),
+    [
+        # 0.5.23's handle_gpu_memory_settings, run on these figures.
+        ("0.5.23", 81_559, 1, 1, False, 8_192, 0.83),
+        ("0.5.23", 81_559, 2, 1, False, 8_192, 0.828),  # sgl-project/sglang 29092 reports it
+        ("0.5.23", 143_771, 1, 1, False, 8_192, 0.903),
+        ("0.5.23", 183_359, 1, 1, False, 16_384, 0.854),
+        # Started servers said so in their logs (experiments/planner_vs_sglang).
+        ("0.5.6", 46_068, 1, 1, False, 4_096, 0.851),
+        ("0.5.6", 143_771, 1, 1, False, 8_192, 0.907),
+        ("0.5.3", 81_559, 1, 1, False, 8_192, 0.835),
+        ("0.5.2", 81_559, 8, 1, False, 8_192, 0.831),
+        ("0.4.10", 16_303, 1, 1, False, 2_048, 0.818),
+        ("0.4.3", 23_034, 4, 1, False, 2_048, 0.85),
+        ("0.4.1", 81_559, 1, 1, False, 8_192, 0.88),
+        # From the formulas of the sources.
+        ("0.4.6", 143_771, 8, 1, False, 8_192, 1 - 18 * 1_024 / 143_771),
+        ("0.5.23", 81_559, 8, 8, False, 8_192, round(1 - (15_312 + 512 * 8 * 4.5) / 81_559, 3)),
+        ("0.5.23", 81_559, 8, 1, True, 8_192, round(1 - (14_848 + 1_536) / 81_559, 3)),
+        ("0.5.23", 81_559, 1, 1, False, 1_024, round(1 - 10_240 / 81_559, 3)),
+    ],
+)
+def test_sglangs_share_leaves_steps_and_graphs_their_memory(
+    version: str, mib: int, devices: int, groups: int, latent: bool, tokens: int, share: float
+) -> None:
+    memory = f"{mib}MiB"
+    found = server_defaults("sglang", "any", memory, version, groups, devices=devices, tokens=tokens, latent=latent)
+    assert found is not None
+    assert found.memory_utilization == pytest.approx(share, abs=1e-9)
+
+
+@pytest.mark.parametrize(("version", "tokens", "share"), [("0.5.19", 2_048, 0.833), ("0.5.20", 4_096, 0.704)])
+def test_sglang_takes_larger_steps_on_small_devices_since_0_5_20(version: str, tokens: int, share: float) -> None:
+    found = server_defaults("sglang", "rtx_4090", "24564MiB", version)
+    assert found is not None
+    assert (found.max_batched_tokens, found.memory_utilization) == (tokens, share)
+
+
+def test_sglang_captures_no_graph_for_more_sequences_than_may_run() -> None:
+    few, many = (server_defaults("sglang", "any", "81559MiB", sequences=count) for count in (16, 2_048))
+    assert few is not None
+    assert many is not None
+    assert few.memory_utilization - many.memory_utilization == pytest.approx(2 * 240 / 81_559, abs=1e-3)

@@ -42,7 +42,7 @@ class ExecutorConfig:
     tensor_parallel: int = 1  # processes, or simulated devices, among which heads and matrices are divided
     attention_data_parallel: int = 1  # simulated: groups of so many devices that share the sequences; for experts
     expert_parallel: int = 1  # simulated: devices among which experts are divided by number, not by matrices
-    memory_utilization: float = 0.9  # simulated: share of the devices' memory to take; of vllm from 0.21 on 0.92
+    memory_utilization: float = 0.9  # simulated: share of the memory to take; vllm 0.92, sglang by device
     timing: str = "auto"  # simulated: where the time of a step comes from; auto: silicon, else roofline
     timing_path: str | None = None  # simulated: the file or directory that the timing reads, if it reads one
     recording: str | None = None  # playback: the directory of the run that is played back

@@ -41,7 +41,7 @@ class _Class(NamedTuple):
 
 
 def _class(mib: float, version: tuple[int, ...]) -> _Class:
-    small = _Class(35, 2_048, 16 if version < (0, 5, 7) else 24, 80)
+    small = _Class(35, 2_048, 16 if version < (0, 5, 6) else 24, 80)
     if version >= _LARGER:
         small = _Class(35, 4_096, 48, 160)
     classes = (_Class(20, 2_048, 8, 8), small, _Class(60, 4_096, 32, 160), _Class(160, 8_192, 256, 512))

@@ -152,6 +152,15 @@ PLANNED = {
     "rtx_4090": (0.991,),
     "rtx_pro_6000_server": (1.015, 0.984),
 }
+#: The same tokens at starts of SGLang that nothing is fitted to (experiments/planner_vs_sglang).
+PLANNED_SGLANG = {
+    "gb300": (1.0,),
+    "h100_sxm": (1.002, 0.997),
+    "l4": (1.072,),
+    "rtx_a6000": (0.998,),
+    "rtx_5080": (1.003,),
+    "rtx_4090": (1.016,),
+}
 #: By how much an interval of a class and figure is widened about its median, in logarithms.
 WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 1.7, 2.0), "ttft": (1.2, 2.5, 2.3)}
 
@@ -250,12 +259,13 @@ def ratios(framework: str, *, is_sparse: bool) -> str:
 
 def planned_pools(framework: str, device: str) -> str:
     """How near planned pools were to those of published starts, in words."""
-    if framework != "vllm":
+    starts = {"vllm": PLANNED, "sglang": PLANNED_SGLANG}.get(framework)
+    if starts is None:
         return f"how far pools that are planned for {framework} are off was not measured"
-    errors = sorted(abs(1 / ratio - 1) for ratio in chain.from_iterable(PLANNED.values()))
+    errors = sorted(abs(1 / ratio - 1) for ratio in chain.from_iterable(starts.values()))
     within = 100 * _quantile(errors, 0.9)
-    text = f"nine of ten of {len(errors)} published starts of vllm had pools within {within:.0f} %"
-    return text if device in PLANNED else f"{text}; none was on {device}"
+    text = f"nine of ten of {len(errors)} published starts of {framework} had pools within {within:.0f} %"
+    return text if device in starts else f"{text}; none was on {device}"
 
 
 def _within(rows: Sequence[HeldOut], figure: str) -> float:

@@ -1,0 +1,49 @@
+"""Which changes advice tries, by the device, the framework and the traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlab.cli.advise import compose_today
+from kvlab.lab.advise.changes import TrafficFacts, possible_changes
+from kvlab.lab.advise.settings import AdviseSettings
+from tests.support.plans import composed
+
+
+@pytest.mark.parametrize(("hardware", "formats"), [("h100_sxm", {"fp8"}), ("b200_sxm", {"fp8", "nvfp4"})])
+def test_weights_in_four_bits_are_tried_where_a_device_multiplies_them(hardware: str, formats: set[str]) -> None:
+    config = composed("executor=simulated", f"hardware={hardware}")
+    facts = TrafficFacts(False, False, False, None, 0, False, 2048)
+    changes = possible_changes(config, facts, 1)
+    tried = {change.settings["executor.weights"] for change in changes if "executor.weights" in change.settings}
+    assert tried == formats
+
+
+@pytest.mark.parametrize("more", ["framework.version=0.19.0", "scheduler.reserve_output=true", ""])
+def test_whole_prompts_are_tried_where_first_chunks_are_admitted(more: str) -> None:
+    words = ["hardware=h100_sxm", "framework.version=0.18.1", *([more] if more else [])]
+    config = compose_today(AdviseSettings(), words)[0]
+    facts = TrafficFacts(False, False, True, None, 0, False, 64)
+    tried = [change.settings for change in possible_changes(config, facts, 1)]
+    assert ({"scheduler.reserve_prompt": True} in tried) == (not more)
+
+
+@pytest.mark.parametrize(
+    ("framework", "asks_more", "changes"),
+    [
+        ("sglang", True, [{"scheduler.conservativeness": 0.3}, {"scheduler.conservativeness": 1.3}]),
+        ("trtllm", True, [{"scheduler.reserve_output": False}]),
+        ("vllm", True, []),
+        ("sglang", False, []),
+        ("trtllm", False, []),
+    ],
+)
+def test_less_is_kept_for_outputs_where_requests_ask_for_more_than_they_produce(
+    framework: str, asks_more: bool, changes: list[dict[str, Any]]
+) -> None:
+    config = compose_today(AdviseSettings(), ["hardware=h100_sxm", f"framework={framework}"])[0]
+    facts = TrafficFacts(False, False, False, None, 0, False, 64, asks_more)
+    tried = [change.settings for change in possible_changes(config, facts, 1) if change.kind == "admission"]
+    assert tried == changes
