@@ -28,6 +28,8 @@ class Stages:
     says which budget each stage was given.
     """
 
+    lacks_memory = False
+
     def __init__(self, *stages: Stage) -> None:
         self.asked: list[tuple[str, int]] = []
         self.order = SimpleNamespace(stages=stages, decodes_beside_prefill=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus
+from kvlab.engine.batching import Stop
 from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler.new_token_ratio import NewTokenRatio, RatioScheduler
 from tests.support.engines import drain
@@ -143,6 +144,9 @@ class TestAdmission:
             return allocate(*arguments, **settings)
 
         engine.pool.allocate_slot = noted  # type: ignore[method-assign]
+        for _ in range(3):
+            engine.step()
+            assert engine._batch.stop is Stop.BLOCKS
         drain(engine)
         assert tried == [1, 12]  # at once, and when the first had ended
         assert [first.finish_reason, other.finish_reason] == [FinishReason.STOP, FinishReason.LENGTH]

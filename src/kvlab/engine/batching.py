@@ -228,6 +228,8 @@ class BatchBuilder:
             return None
         if not self._scheduler.has_room():
             return Stop.SEQUENCES
+        if self._scheduler.lacks_memory:
+            return Stop.BLOCKS
         return Stop.POLICY if budget > 0 else Stop.TOKENS
 
     def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:

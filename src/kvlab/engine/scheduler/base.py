@@ -35,6 +35,7 @@ class Scheduler:
     order of admission.
     """
 
+    lacks_memory = False  # none is tried, as there was no memory for one in an earlier step
     shares_within_step = True  # a sequence that is admitted finds the blocks that one before it fills in this step
 
     def __init__(self, config: SchedulerConfig) -> None:

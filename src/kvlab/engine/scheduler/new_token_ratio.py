@@ -55,7 +55,6 @@ class RatioScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self.ratio = NewTokenRatio(config.conservativeness or 1.0)
-        self._is_full = False
 
     def add(self, sequence: Sequence) -> None:
         if not self.has_work():
@@ -64,10 +63,10 @@ class RatioScheduler(Scheduler):
 
     def may_admit(self, now: float) -> bool:
         """Unless there was no memory in an earlier step, and none has come back or is about to."""
-        return not self._is_full or bool(self.ended)
+        return not self.lacks_memory or bool(self.ended)
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
-        self._is_full = self._is_full and bool(self.running)
+        self.lacks_memory = self.lacks_memory and bool(self.running)
         super().begin_step(now, cached_tokens)
 
     def expected(self, sequence: Sequence) -> float:
@@ -82,19 +81,19 @@ class RatioScheduler(Scheduler):
         return len(times) - (len(times) > 0 and times[-1] > self._known_s)
 
     def ran_short(self) -> None:
-        self._is_full = bool(self.running)
+        self.lacks_memory = bool(self.running)
 
     def decoded(self, steps: int) -> None:
         self.ratio.decay(steps)
 
     def retire(self, *, at_once: bool = False) -> list[Sequence]:
         ended = super().retire(at_once=at_once)
-        self._is_full = self._is_full and not ended
+        self.lacks_memory = self.lacks_memory and not ended
         return ended
 
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
-        self._is_full = False
+        self.lacks_memory = False
         left = [other for other in self.running if other.is_decoding and other.finish_reason is None]
         asked = sum(other.request.sampling.max_tokens for other in left)
         self.ratio.estimate(sum(map(self._known, left)), asked, len(left))
