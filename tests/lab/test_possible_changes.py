@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.cli.advise import compose_today
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
+from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.settings import AdviseSettings
 from tests.support.plans import composed
 
@@ -47,3 +48,28 @@ def test_less_is_kept_for_outputs_where_requests_ask_for_more_than_they_produce(
     facts = TrafficFacts(False, False, False, None, 0, False, 64, asks_more)
     tried = [change.settings for change in possible_changes(config, facts, 1) if change.kind == "admission"]
     assert tried == changes
+
+
+@pytest.mark.parametrize(("framework", "shares"), [("vllm", {0.95}), ("trtllm", {0.95}), ("sglang", set())])
+def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, shares: set[float]) -> None:
+    config = composed("model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}")
+    changes = possible_changes(config, TrafficFacts(False, False, False, None, 0, False, 64), 1)
+    key = "executor.memory_utilization"
+    assert {change.settings[key] for change in changes if key in change.settings} == shares
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheduler.max_batched_tokens": 32_768},
+        {"executor.tensor_parallel": 4},
+        {"scheduler.max_batched_tokens": 32_768, "executor.memory_utilization": 0.5},
+    ],
+)
+@pytest.mark.parametrize("own", [(), ("executor.memory_utilization=0.7",)])
+def test_what_is_simulated_has_the_share_of_memory_that_its_command_has(
+    settings: dict[str, Any], own: tuple[str, ...]
+) -> None:
+    words = ("model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", "framework=sglang", *own)
+    written = [f"{key}={value}" for key, value in settings.items()]
+    assert changed(composed(*words), settings) == composed(*words, *written)

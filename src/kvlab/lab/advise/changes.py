@@ -13,6 +13,7 @@ from kvlab.lab.advise.parts import Part, devices_of, of_part, parts_of, setting_
 from kvlab.lab.advise.simulations import Settings
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
+from kvlab.planning.startup import startup
 
 _BLOCK, _BLOCKS = "kv.block_size", "kv.num_blocks"
 _MOST_TOKENS = 65_536
@@ -198,7 +199,7 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("memory in blocks", {"kv.backend": compared_backends()[0]})
     if kv.num_blocks is not None or kv.memory is not None:
         yield Change("size of the pool", {_BLOCKS: None, "kv.memory": None}, cost="all that weights leave")
-    elif executor.memory_utilization < 0.95:
+    elif executor.memory_utilization < 0.95 and startup(config.framework).profiled:  # else steps need the rest
         share = {"executor.memory_utilization": 0.95}
         yield Change("size of the pool", share, cost="less memory left for other programs")
     if kv.dtype == "auto":

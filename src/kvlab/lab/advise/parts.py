@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from kvlab.config import KVConfig, RunConfig, SchedulerConfig
 from kvlab.config.groups import OWN_KEYS, with_settings
+from kvlab.planning.devices import usual_server
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
+_SHARE = "executor.memory_utilization"
 
 
 class Part(NamedTuple):
@@ -61,4 +63,16 @@ def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         has_roles = any(group.get("role") for group in groups)
         others |= {"fleet.groups": groups, "fleet.replicas": 1}  # which follow from the counts
         others |= {"fleet.prefill": 0} if has_roles else {}
-    return with_settings(config, others)
+    return _with_usual_share(config, with_settings(config, others), others)
+
+
+def _with_usual_share(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """With the share of the memory that the simulated server takes with other settings, where it had its own: a
+    command that gives these settings has it. SGLang's follows from its steps and devices.
+    """
+    if _SHARE in settings or config.hardware is None or other.hardware is None:
+        return other
+    before, after = usual_server(config, config.hardware), usual_server(other, other.hardware)
+    if before is None or after is None or config.executor.memory_utilization != before.memory_utilization:
+        return other
+    return with_settings(other, {_SHARE: after.memory_utilization})
