@@ -272,6 +272,7 @@ Feature: Traffic of one's own
         | ,max_tokens | ,40   | what was asked for      | scheduler.reserve_output=true executor=simulated hardware=l4 framework=trtllm  | 1       | results |
         | ,max_tokens | ,40   | prompts alone           | scheduler.reserve_output=false                                                 | 4       | results |
         |             |       | outputs as they were    | scheduler.reserve_output=true                                                  | 4       | what their clients asked for is not known; workload.max_tokens=N says it |
+        | ,max_tokens | ,-1   | outputs as they were    | scheduler.reserve_output=true                                                  | 4       | what their clients asked for is not known; workload.max_tokens=N says it |
         |             |       | what all are said to ask for | scheduler.reserve_output=true workload.max_tokens=40                      | 1       | results |
 
     @R27.1

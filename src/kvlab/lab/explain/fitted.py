@@ -66,5 +66,7 @@ def _with_lengths(explained: Explanation) -> list[Request]:
     for (name, _), record in explained.records.items():
         lengths[name] = max(lengths.get(name, 1), len(record.output_token_ids))
     return [
-        replace(request, output_tokens=lengths.get(request.request_id, 1)) for request in explained.plan.requests
+        request if length == request.expected_tokens else replace(request, output_tokens=length)
+        for request in explained.plan.requests
+        for length in (lengths.get(request.request_id, 1),)
     ]

@@ -173,10 +173,12 @@ def asked_note(plan: RunPlan) -> str | None:
         return None
     if not any(part.plan.config.scheduler.reserves_output for part in plan.parts):
         return None
-    if all(request.output_tokens is not None for request in plan.requests):
+    unknown = sum(request.output_tokens is None for request in plan.requests)
+    if not unknown:
         return None
     text = "scheduler.reserve_output keeps memory for the outputs that requests had"
-    return f"{text}: what their clients asked for is not known; workload.max_tokens=N says it"
+    those = "" if unknown == len(plan.requests) else f" of {unknown:,} of {len(plan.requests):,}"
+    return f"{text}{those}: what their clients asked for is not known; workload.max_tokens=N says it"
 
 
 def _check_offload(plan: EnginePlan, left: int) -> None:

@@ -19,6 +19,7 @@ from kvlab.workloads.traces import Place, are_ids, moment
 _NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_details
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _NOTHING = frozenset(("", "NULL", "null", "None", "NaN", "nan", "\\N"))  # cells that databases and pandas write
+_NO_LIMIT = (-1, "-1")  # as max_tokens
 #: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
 #: have its unit behind it, as timestamp_ms.
 NAMES = {
@@ -219,6 +220,8 @@ class TableImporter(Importer):
         said = {name: row.get(column) for name, column in columns.items()}
         prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], least=0, most=MAX_PROMPT_TOKENS)
         numbers: dict[str, Any] = {"prompt_tokens": prompt}
+        if said.get("max_tokens") in _NO_LIMIT:
+            del said["max_tokens"]
         for name in ("output_tokens", "max_tokens", "cached_tokens"):
             if said.get(name) is not None:
                 numbers[name] = place.tokens(said[name], columns[name], least=0, most=MAX_WHOLE)
