@@ -151,6 +151,21 @@ class TestAdmission:
         assert tried == [1, 12]  # at once, and when the first had ended
         assert [first.finish_reason, other.finish_reason] == [FinishReason.STOP, FinishReason.LENGTH]
 
+    def test_tries_again_when_memory_that_another_reads_is_given_back(self) -> None:
+        engine = engine_of(60)
+        engine.keep("r0")
+        engine.add_request(asked(0, 20, 1))
+        engine.add_request(asked(1, 4, 20))
+        engine.step()
+        second = engine.add_request(asked(2, 14, 10))
+        for _ in range(3):
+            engine.step()
+        assert second.slot is None
+        engine.release("r0")
+        engine.step()
+        assert second in engine.scheduler.running
+        drain(engine)
+
     def test_does_not_know_the_token_of_a_step_that_runs(self) -> None:
         """19 more may come of a sequence that has one token: 20 where steps are decided ahead."""
         for ahead, blocks in ((False, 4 + 13 + 4 + 10 + 2), (True, 4 + 14 + 4 + 10 + 2)):

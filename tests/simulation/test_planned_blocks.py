@@ -10,6 +10,7 @@ from experiments.planner_vs_vllm.run import Case, cases
 from kvlab.config import FrameworkConfig
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
+from kvlab.planning.devices import lacking_for_steps, plan_on_devices
 from kvlab.planning.startup import Startup, graph_bytes, startup
 from kvlab.simulation.accuracy import PLANNED
 from tests.support.plans import composed
@@ -80,6 +81,26 @@ def test_tensorrt_llm_gives_the_cache_a_share_of_what_weights_and_steps_leave() 
     assert tokens[0.4] == pytest.approx(tokens[0.8] / 2, abs=pool.block_size)
     two = plan_engine(composed(*settings, "executor.memory_utilization=0.8", "executor.tensor_parallel=2")).pool
     assert two.num_blocks * two.block_size > 2.1 * tokens[0.8]  # the weights are held once
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacks"),
+    [
+        ("framework=sglang", False),
+        ("framework=sglang executor.memory_utilization=0.9", False),  # 7.9 GiB for 3.7
+        ("framework=sglang executor.memory_utilization=0.99", True),
+        ("framework=sglang executor.memory_utilization=0.99 kv.memory=1GiB", False),
+        ("framework=vllm executor.memory_utilization=0.99", False),  # whose share counts a step
+    ],
+)
+def test_a_share_that_leaves_sglangs_steps_too_little_is_named(settings: str, lacks: bool) -> None:
+    common = ("executor=simulated", "hardware=h100_sxm", "model=llama3_1_8b", "executor.dtype=bfloat16")
+    config = composed(*common, *settings.split())
+    assert config.hardware is not None
+    working = plan_on_devices(config, config.hardware).working
+    text = lacking_for_steps(config, config.hardware, working)
+    assert (text is not None) == lacks
+    assert not lacks or "leaves 804.1 MiB of each device for steps, which may need 3.7 GiB" in str(text)
 
 
 def test_what_is_no_version_is_refused() -> None:

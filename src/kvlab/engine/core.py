@@ -143,7 +143,7 @@ class EngineCore:
         for slot in self._keeping.pop(request_id, ()):
             self.pool.free_slot(slot)
             self.lent.discard(slot)
-            self.scheduler.refused = None
+            self.scheduler.refused, self.scheduler.lacks_memory = None, False
 
     @property
     def is_keeping(self) -> bool:

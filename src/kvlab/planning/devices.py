@@ -13,7 +13,7 @@ from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
-from kvlab.planning.memory import EngineSettings
+from kvlab.planning.memory import EngineSettings, WorkingMemory
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import attention_elsewhere, memory_settings
 from kvlab.planning.startup import startup
@@ -107,6 +107,23 @@ def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     elif name := {"vllm": "vLLM", "sglang": "SGLang"}.get(framework.name.split("_")[0]) if server else None:
         whose = f"{name} {simulated_version(framework.name, framework.version)}"
     return f"{text} ({whose}'s default)"
+
+
+def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: WorkingMemory) -> str | None:
+    """That steps may need more than a share of the memory leaves them which is larger than the framework's own, in
+    words; None: they do not, or the cache's size was given instead.
+    """
+    share, start = config.executor.memory_utilization, startup(config.framework)
+    if start.profiled or config.kv.memory is not None or config.kv.num_blocks is not None:
+        return None
+    usual = usual_server(config, hardware)
+    if usual is None or share <= usual.memory_utilization:
+        return None
+    shared = start.shared_bytes(hardware.usable_bytes, config.executor.devices, linked=not hardware.links_shared)
+    if working.peak <= (rest := int(shared * (1 - share))):
+        return None
+    text = f"executor.memory_utilization={share:g} leaves {format_bytes(rest)} of each device for steps, which may"
+    return f"{text} need {format_bytes(working.peak)}: a server would run out of memory; take a smaller share"
 
 
 def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, plan: MemoryPlan) -> int:

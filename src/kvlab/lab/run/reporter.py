@@ -29,7 +29,7 @@ from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
-from kvlab.planning.devices import share_in_words, usual_server
+from kvlab.planning.devices import lacking_for_steps, share_in_words, usual_server
 from kvlab.planning.startup import startup
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
@@ -100,7 +100,7 @@ class Reporter:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
                 self._once(name + _as_simulated(group.plan, timing))
-                for sentence in _remarks_on_devices(group.plan.config, timing):
+                for sentence in _remarks_on_devices(group.plan, timing):
                     self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
@@ -226,11 +226,14 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
 
 
-def _remarks_on_devices(config: RunConfig, timing: Timing) -> Iterator[str]:
+def _remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
     """Settings of simulated devices that nothing reads, or that may mean something else to their framework."""
+    config = plan.config
     if config.hardware is not None:
         yield from timing.unread(config.hardware, config.framework)
         yield from unread_tiers(config.kv, config.hardware)
+        if text := lacking_for_steps(config, config.hardware, plan.working):
+            yield text
     yield from _limits_of_all(config)
 
 
