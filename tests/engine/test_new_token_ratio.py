@@ -151,6 +151,19 @@ class TestAdmission:
         assert tried == [1, 12]  # at once, and when the first had ended
         assert [first.finish_reason, other.finish_reason] == [FinishReason.STOP, FinishReason.LENGTH]
 
+    def test_tries_again_when_one_of_two_has_left(self) -> None:
+        engine = engine_of(60)
+        first = engine.add_request(asked(0, 4, 20, ends=3))
+        engine.add_request(asked(1, 4, 20))
+        engine.step()
+        other = engine.add_request(asked(2, 16, 12))
+        while first.finish_reason is None:
+            engine.step()
+            assert other.slot is None
+        engine.step()
+        assert other in engine.scheduler.running
+        drain(engine)
+
     def test_tries_again_when_memory_that_another_reads_is_given_back(self) -> None:
         engine = engine_of(60)
         engine.keep("r0")

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
-from kvlab.config.server_defaults import ServerDefaults, server_defaults
+from kvlab.config.server_defaults import defaults_of
 from kvlab.models.files import read_object
 from kvlab.models.published import located
 from kvlab.plugins import load_plugins
@@ -59,7 +59,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
     context; else kvlab's, as for static batches, which no server forms.
     """
-    defaults, scheduler = _server(_root_), _root_.scheduler
+    defaults, scheduler = defaults_of(_root_), _root_.scheduler
     if name == "long_prefill_threshold":  # a prompt is computed by one group, within its share of a step's tokens
         groups = int(_root_.executor.attention_data_parallel)
         is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
@@ -75,8 +75,8 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len
     if name == "memory_utilization":
         latent = _published(_root_.model, "kv_lora_rank") is not None
-        limits = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
-        return getattr(_server(_root_, *limits, latent=latent), name)
+        tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
+        return getattr(defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
@@ -89,27 +89,6 @@ def _published(model: DictConfig, key: str) -> int | None:
         with suppress(OSError, ValueError):
             known = read_object(Path(located(model.path)) / "config.json").get(key)
     return known if isinstance(known, int) else None
-
-
-def _server(
-    run: DictConfig, tokens: int | None = None, sequences: int | None = None, latent: bool = False
-) -> ServerDefaults | None:
-    """The defaults of the server that a run simulates, whose steps have so many tokens and sequences."""
-    hardware = run.get("hardware")
-    if hardware is None:
-        return None
-    framework, groups = run.framework, int(run.executor.attention_data_parallel)
-    return server_defaults(
-        str(framework.name),
-        str(hardware.name),
-        str(hardware.memory),
-        framework.version,
-        groups,
-        devices=groups * int(run.executor.tensor_parallel),
-        tokens=tokens,
-        sequences=sequences,
-        latent=latent,
-    )
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -1,6 +1,6 @@
 """The settings that a serving framework's server has when it is given none, on a device of so much memory."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvlab.config.framework import simulated_version, version_key
 from kvlab.config.sglang_memory import static_share, step_tokens
@@ -24,6 +24,29 @@ class ServerDefaults(NamedTuple):
     conservativeness: float | None = None  # of that answer: this times a share that falls
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
+
+
+def defaults_of(
+    run: Any, *, tokens: int | None = None, sequences: int | None = None, latent: bool = False
+) -> ServerDefaults | None:
+    """Those of the server that a run simulates: an EngineConfig, or what it is composed of. None without hardware.
+    For the rest see `server_defaults`.
+    """
+    hardware, framework = getattr(run, "hardware", None), run.framework
+    if hardware is None:
+        return None
+    groups = int(run.executor.attention_data_parallel)
+    return server_defaults(
+        str(framework.name),
+        str(hardware.name),
+        str(hardware.memory),
+        framework.version,
+        groups,
+        devices=groups * int(run.executor.tensor_parallel),
+        tokens=tokens,
+        sequences=sequences,
+        latent=latent,
+    )
 
 
 def server_defaults(

@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
 from kvlab.config.framework import simulated_version
-from kvlab.config.server_defaults import ServerDefaults, server_defaults
+from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
@@ -16,7 +16,7 @@ from kvlab.planning.cache import kv_spec
 from kvlab.planning.memory import EngineSettings, WorkingMemory
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import attention_elsewhere, memory_settings
-from kvlab.planning.startup import startup
+from kvlab.planning.startup import Startup, startup
 
 _MOST_DEVICES = 64
 
@@ -71,41 +71,36 @@ def name_of_devices(hardware: HardwareConfig, devices: int) -> str:
     return hardware.name if devices == 1 else f"{devices} x {hardware.name}"
 
 
-def usual_server(config: EngineConfig, hardware: HardwareConfig) -> ServerDefaults | None:
-    """What the server that is simulated has there unless it is told otherwise; None: kvlab's own defaults."""
-    executor, framework, scheduler = config.executor, config.framework, config.scheduler
-    model = decoder_config(config.model, simulated=True)
-    return server_defaults(
-        framework.name,
-        hardware.name,
-        hardware.memory,
-        framework.version,
-        executor.attention_data_parallel,
-        devices=executor.devices,
-        tokens=scheduler.max_batched_tokens,
-        sequences=scheduler.max_batch_size,
-        latent=isinstance(model, SparseConfig) and model.latent is not None,
+def usual_server(config: EngineConfig) -> ServerDefaults | None:
+    """What the server that is simulated has unless it is told otherwise; None: kvlab's own defaults."""
+    model, scheduler = decoder_config(config.model, simulated=True), config.scheduler
+    latent = isinstance(model, SparseConfig) and model.latent is not None
+    return defaults_of(
+        config, tokens=scheduler.max_batched_tokens, sequences=scheduler.max_batch_size, latent=latent
     )
+
+
+def _shared_bytes(start: Startup, hardware: HardwareConfig, devices: int) -> int:
+    """What the share of the memory is of, on each of so many devices."""
+    return start.shared_bytes(hardware.usable_bytes, devices, linked=not hardware.links_shared)
 
 
 def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     """How much of its device's memory a server takes, and whose default that is unless it was set."""
     executor, framework = config.executor, config.framework
     share, start = executor.memory_utilization, startup(framework)
-    shared = start.shared_bytes(hardware.usable_bytes, executor.devices, linked=not hardware.links_shared)
+    shared = _shared_bytes(start, hardware, executor.devices)
     text = f"executor.memory_utilization={share:g} of {format_bytes(shared)}"
     text += "" if start.profiled else " free before the weights"
     text += " each" if executor.devices > 1 else ""
     if start.of_the_rest:
         text = f"executor.memory_utilization={share:g} of what weights and steps leave of {format_bytes(shared)}"
-    server = usual_server(config, hardware)
+    server = usual_server(config)
     if share != (server or ExecutorConfig).memory_utilization:
         return text
-    whose = "kvlab"
-    if framework.name == "trtllm" and server:
-        whose = "TensorRT-LLM"
-    elif name := {"vllm": "vLLM", "sglang": "SGLang"}.get(framework.name.split("_")[0]) if server else None:
-        whose = f"{name} {simulated_version(framework.name, framework.version)}"
+    whose = "kvlab" if server is None else server.source.removesuffix("'s server")
+    if server is not None and framework.name.startswith("vllm"):  # the share alone differs from version to version
+        whose = f"vLLM {simulated_version(framework.name, framework.version)}"
     return f"{text} ({whose}'s default)"
 
 
@@ -116,10 +111,10 @@ def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: W
     share, start = config.executor.memory_utilization, startup(config.framework)
     if start.profiled or config.kv.memory is not None or config.kv.num_blocks is not None:
         return None
-    usual = usual_server(config, hardware)
+    usual = usual_server(config)
     if usual is None or share <= usual.memory_utilization:
         return None
-    shared = start.shared_bytes(hardware.usable_bytes, config.executor.devices, linked=not hardware.links_shared)
+    shared = _shared_bytes(start, hardware, config.executor.devices)
     if working.peak <= (rest := int(shared * (1 - share))):
         return None
     text = f"executor.memory_utilization={share:g} leaves {format_bytes(rest)} of each device for steps, which may"
@@ -131,7 +126,7 @@ def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float
     counted here is that of one.
     """
     start = plan.settings.startup
-    shared = start.shared_bytes(hardware.usable_bytes, devices, linked=not hardware.links_shared)
+    shared = _shared_bytes(start, hardware, devices)
     others = (devices - 1) * plan.taken
     if not start.of_the_rest:
         return devices * int(shared * utilization) - others

@@ -34,7 +34,8 @@ _CONTEXT, _CONTEXT_SHARE, _COLLECTIVES = 384 * _MIB, 0.0035, 1_200 * _MIB
 
 
 class Startup(NamedTuple):
-    """What a start counts. The default is that of vLLM until 0.15, and of every framework but SGLang."""
+    """What a start counts. The default is that of vLLM until 0.15, and of every framework but SGLang
+    and TensorRT-LLM."""
 
     logit_bytes: int = 38  # of each logit, while a full batch is sampled
     scratch_rows: int = 0  # most rows of float32 logits that kernels keep
@@ -64,17 +65,17 @@ class Startup(NamedTuple):
 
 
 OTHERS = Startup()
-SGLANG = Startup(logit_bytes=FLASHINFER_BYTES, profiled=False)
-TRTLLM = Startup(logit_bytes=0, of_the_rest=True)
+_NOT_AS_VLLM = {
+    "sglang": Startup(logit_bytes=FLASHINFER_BYTES, profiled=False),
+    "trtllm": Startup(logit_bytes=0, of_the_rest=True),
+}
 
 
 def startup(framework: FrameworkConfig) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
     version = framework.vllm_key
-    if framework.name in ("sglang", "trtllm"):
-        return SGLANG if framework.name == "sglang" else TRTLLM
     if framework.tables != "vllm" or version is None:
-        return OTHERS
+        return _NOT_AS_VLLM.get(framework.name, OTHERS)
     if version < (0, 28):
         flashinfer = framework.flashinfer_sampler
         if flashinfer is None:

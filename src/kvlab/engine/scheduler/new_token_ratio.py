@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
@@ -64,10 +62,6 @@ class RatioScheduler(Scheduler):
     def may_admit(self, now: float) -> bool:
         """Unless there was no memory in an earlier step, and none has come back or is about to."""
         return not self.lacks_memory or bool(self.ended)
-
-    def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
-        self.lacks_memory = self.lacks_memory and bool(self.running)
-        super().begin_step(now, cached_tokens)
 
     def expected(self, sequence: Sequence) -> float:
         """Tokens that a running sequence is expected to produce: all it asks for, if it ignores stop tokens."""

@@ -70,9 +70,9 @@ def _with_usual_share(config: RunConfig, other: RunConfig, settings: Mapping[str
     """With the share of the memory that the simulated server takes with other settings, where it had its own: a
     command that gives these settings has it. SGLang's follows from its steps and devices.
     """
-    if _SHARE in settings or config.hardware is None or other.hardware is None:
+    if _SHARE in settings:
         return other
-    before, after = usual_server(config, config.hardware), usual_server(other, other.hardware)
+    before, after = usual_server(config), usual_server(other)
     if before is None or after is None or config.executor.memory_utilization != before.memory_utilization:
         return other
     return with_settings(other, {_SHARE: after.memory_utilization})

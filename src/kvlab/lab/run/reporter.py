@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from kvlab.config import RunConfig, format_bytes
 from kvlab.config.effects import without_effect
 from kvlab.config.fleet import LinkConfig
-from kvlab.config.server_defaults import ServerDefaults
 from kvlab.engine.protocol import Reporting, ServingEngine
 from kvlab.engine.threads import explain_threads
 from kvlab.kv.groups import layers_per_block
@@ -209,7 +208,7 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
     config, hardware, scheduler = plan.config, plan.config.hardware, plan.config.scheduler
     tokens, sequences = scheduler.max_batched_tokens, scheduler.max_batch_size
     text = f"{config.framework.name} with steps of up to {tokens:,} tokens and {sequences:,} sequences"
-    usual = _usual(config)
+    usual = usual_server(config)
     if (groups := config.executor.attention_data_parallel) > 1:
         text += f" of all {groups} groups of devices together"
     if usual:
@@ -237,14 +236,9 @@ def _remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
     yield from _limits_of_all(config)
 
 
-def _usual(config: RunConfig) -> ServerDefaults | None:
-    """What the server that is simulated has unless it is told otherwise."""
-    return None if config.hardware is None else usual_server(config, config.hardware)
-
-
 def _limits_of_all(config: RunConfig) -> Iterator[str]:
     """Limits of a step that were given for groups of devices, whose framework takes them for each group."""
-    groups, name, usual = config.executor.attention_data_parallel, config.framework.name, _usual(config)
+    groups, name, usual = config.executor.attention_data_parallel, config.framework.name, usual_server(config)
     if usual is None or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
         return  # SGLang's own options are of all groups, too
     tokens, sequences = config.scheduler.max_batched_tokens, config.scheduler.max_batch_size
