@@ -14,6 +14,8 @@ Feature: Right by default
         | vllm             |                                                     | order=fcfs ... ahead=True ... aging_s=60.0 ... admission_reserve=0.0 ... reserve_output=-           |
         | vllm             | scheduler.order=priority                            | order=priority ... ahead=True ... aging_s=- ... admission_reserve=0.0 ... reserve_output=-          |
         | vllm             | framework.version=0.19.0                            | reserve_prompt=True ... reserve_output=-                                                            |
+        | vllm             | framework.version=0.14.0                            | ahead=True ... reserve_prompt=False                                                                 |
+        | vllm             | framework.version=0.13.0                            | ahead=False ... reserve_prompt=False ... framework.version=0.13.0 is of a vLLM that scheduled a step when the one before had ended, and took longer to: framework=vllm_synchronous has its times of the host |
         | vllm             | framework.version=0.18.1                            | reserve_prompt=False ... reserve_output=-                                                           |
         | vllm_synchronous |                                                     | order=fcfs ... ahead=False ... reserve_prompt=False ... reserve_output=-                            |
         | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=1.0 |
@@ -33,6 +35,7 @@ Feature: Right by default
         | hardware=h100_sxm                                  | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.32's server by default), up to 64 tokens  |
         | hardware=a100_sxm                                  | vllm with steps of up to 2,048 tokens and 256 sequences (vLLM 0.32's server by default)                     |
         | hardware=b200_sxm                                  | vllm with steps of up to 16,384 tokens and 1,024 sequences (vLLM 0.32's server by default)                  |
+        | hardware=b200_sxm framework.version=0.27.1         | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.27.1's server by default)                 |
         | hardware=l40s framework=sglang                     | sglang with steps of up to 4,096 tokens and 2,048 sequences (SGLang 0.5.23's server by default)             |
         | hardware=h200_sxm framework=trtllm                 | blocks of 32 tokens ... trtllm with steps of up to 8,192 tokens and 2,048 sequences (TensorRT-LLM's server  |
         | hardware=h100_sxm scheduler.max_batch_size=64      | 8,192 tokens and 64 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                              |

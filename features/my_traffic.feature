@@ -63,6 +63,12 @@ Feature: Traffic of one's own
       Then the message says "run it: kvlab run workload=recorded 'workload.path="my log, a=b.trace.jsonl"'"
 
     @R27.1
+    Scenario: The command that runs a trace has the context that its longest request needs
+      Given a file "long.csv" with "time,prompt_tokens,output_tokens" and 0,2000,90; 1,1800,300
+      When I import "long.csv"
+      Then the message says "run it: kvlab run workload=recorded workload.path=long.trace.jsonl model.max_seq_len=2100"
+
+    @R27.1
     Scenario Outline: What was imported to <trace> is served as the file itself is
       Given a file "moon.jsonl" of Mooncake's trace
       When I import "moon.jsonl" with "to=<trace>"

@@ -31,6 +31,28 @@ def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequenc
     assert (found.max_batched_tokens, found.max_batch_size, found.block_size) == (tokens, sequences, block)
 
 
+@pytest.mark.parametrize(
+    ("version", "device", "gib", "tokens", "sequences", "ahead"),
+    [
+        # From the sources of each version.
+        ("0.28.0", "b200_sxm", 180, 16_384, 1_024, True),
+        ("0.27.0", "b200_sxm", 180, 8_192, 1_024, True),
+        ("0.14.0", "h100_sxm", 79.6, 8_192, 1_024, True),
+        ("0.13.0", "h100_sxm", 79.6, 8_192, 1_024, False),
+        ("0.9.0", "a100_sxm", 79.6, 2_048, 256, False),
+        ("0.8.5", "a100_sxm", 79.6, 8_192, 1_024, False),
+        ("0.8.5", "l4", 22, 2_048, 256, False),
+    ],
+)
+def test_vllms_limits_and_schedule_are_those_of_its_version(
+    version: str, device: str, gib: float, tokens: int, sequences: int, ahead: bool
+) -> None:
+    found = server_defaults("vllm", device, f"{gib}GiB", version)
+    assert found is not None
+    assert (found.max_batched_tokens, found.max_batch_size, found.ahead) == (tokens, sequences, ahead)
+    assert found.source == f"vLLM {version}'s server"
+
+
 @pytest.mark.parametrize("framework", ["kvlab", "mine"])
 def test_others_keep_kvlabs_own(framework: str) -> None:
     assert server_defaults(framework, "h100_sxm", "80GiB") is None

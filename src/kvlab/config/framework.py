@@ -9,6 +9,7 @@ from kvlab.errors import ConfigError
 FP8_SCALES = ("dynamic", "static", "block")
 EXPERT_KERNELS = ("tables", "trtllm_gen", "triton", "cutlass")
 NEWEST_VLLM, NEWEST_SGLANG = "0.32", "0.5.23"  # whose defaults and memory an unset version has
+ASYNCHRONOUS = (0, 14)  # the first vLLM that schedules a step during the one before by default
 
 
 @dataclass
@@ -46,6 +47,17 @@ class FrameworkConfig:
         """Which vLLM is simulated, to compare with; None: another framework. Raises ConfigError for the version."""
         is_vllm = self.name.startswith("vllm")
         return version_key(simulated_version(self.name, self.version)) if is_vllm else None
+
+    @property
+    def other_schedule(self) -> str | None:
+        """That the version scheduled steps otherwise than the host's times are for, in words; None: it did not."""
+        key = self.vllm_key
+        if self.name != "vllm" or key is None or key >= ASYNCHRONOUS:
+            return None
+        return (
+            f"framework.version={self.version} is of a vLLM that scheduled a step when the one before had ended, "
+            "and took longer to: framework=vllm_synchronous has its times of the host"
+        )
 
     def host_s(self, sequences: int, tokens: int) -> float:
         """Seconds of the host for a step of so many sequences and tokens."""

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from kvlab.config.framework import simulated_version, version_key
+from kvlab.config.framework import ASYNCHRONOUS, simulated_version, version_key
 from kvlab.config.sglang_memory import static_share, step_tokens
 from kvlab.config.values import parse_bytes
 
@@ -69,32 +69,33 @@ def server_defaults(
     its own), and from whether attention is `latent`. Raises ConfigError for a memory that is no size, and for a
     version that is none.
 
-    Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
+    Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
+    since 0.9, devices of 160 GiB the largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
     `server_args.py` (`sglang_memory`; at least 2,048 running requests; its pages of one token are simulated as
     blocks of 16), whose overlap scheduler runs prompts apart from answers; TensorRT-LLM's
     `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy` (GUARANTEED_NO_EVICT). Asynchronous scheduling is
-    `SchedulerConfig.async_scheduling` in vLLM.
+    `SchedulerConfig.async_scheduling` in vLLM, on since 0.14.
     """
     if device == "here":
         return None
     size = parse_bytes(memory, key="hardware.memory") / _GIB
     if framework.startswith("vllm"):
-        if size >= 160:
+        newest = simulated_version(framework, version)
+        key = version_key(newest)
+        if size >= 160 and key >= (0, 28):
             tokens, sequences = 16_384, 1_024
-        elif size >= 70 and "a100" not in device.lower():
+        elif size >= 70 and ("a100" not in device.lower() or key < (0, 9)):
             tokens, sequences = 8_192, 1_024
         else:
             tokens, sequences = 2_048, 256
-        key = version_key(simulated_version(framework, version))
         share = 0.92 if key >= (0, 21) else 0.9
-        source, ahead = "vLLM 0.32's server", framework != "vllm_synchronous"
         return ServerDefaults(
-            source,
+            f"vLLM {newest}'s server",
             groups * tokens,
             groups * sequences,
             memory_utilization=share,
-            ahead=ahead,
+            ahead=framework == "vllm" and key >= ASYNCHRONOUS,
             reserve_prompt=key >= (0, 19),
         )
     if framework == "sglang":

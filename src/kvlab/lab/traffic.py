@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from kvlab.config import ModelConfig
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
@@ -67,6 +68,7 @@ class _Counts:
     requests: int = 0
     prompt: int = 0
     output: int = 0
+    longest: int = 0  # tokens of a request, prompt and output together
     timed: int = 0
     answered: int = 0
     dropped: int = 0
@@ -115,6 +117,7 @@ class _Counts:
             self.requests += 1
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
+            self.longest = max(self.longest, request.prompt_tokens + (request.output_tokens or 0))
             self.answered += request.output_tokens is not None
             yield request
 
@@ -183,7 +186,7 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
     header = Header(importer.block_tokens, key_id, settings.tokenizer, source, names, file_id=file_id)
     write_trace(path, header, counted)
     said = _limits(names, counts, importer)
-    return Imported(path, importer.what, counts.text, said, _command(path, names))
+    return Imported(path, importer.what, counts.text, said, _command(path, names, counts))
 
 
 def _unknown(importer: Importer, first: TracedRequest, tokenizer: str | None) -> tuple[str, ...]:
@@ -251,12 +254,17 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
     requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
-    return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown))
+    return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown, counts))
 
 
-def _command(path: Path, unknown: Collection[str]) -> str:
-    arrivals = ("workload.arrival=poisson", "workload.rate=1") if "times" in unknown else ()
-    return run_command(["workload=recorded", as_word("workload.path", str(path)), *arrivals])
+def _command(path: Path, unknown: Collection[str], counts: _Counts) -> str:
+    """That runs the trace: with arrivals and a context that it needs and the defaults do not have."""
+    settings = ["workload=recorded", as_word("workload.path", str(path))]
+    if "times" in unknown:
+        settings += ["workload.arrival=poisson", "workload.rate=1"]
+    if counts.longest > ModelConfig.max_seq_len:
+        settings.append(f"model.max_seq_len={counts.longest}")
+    return run_command(settings)
 
 
 class OwnRun(Importer):

@@ -5,7 +5,6 @@ from itertools import count, takewhile
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
-from kvlab.config.framework import simulated_version
 from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.spec import KVSpec
@@ -87,8 +86,8 @@ def _shared_bytes(start: Startup, hardware: HardwareConfig, devices: int) -> int
 
 def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     """How much of its device's memory a server takes, and whose default that is unless it was set."""
-    executor, framework = config.executor, config.framework
-    share, start = executor.memory_utilization, startup(framework)
+    executor = config.executor
+    share, start = executor.memory_utilization, startup(config.framework)
     shared = _shared_bytes(start, hardware, executor.devices)
     text = f"executor.memory_utilization={share:g} of {format_bytes(shared)}"
     text += "" if start.profiled else " free before the weights"
@@ -99,8 +98,6 @@ def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     if share != (server or ExecutorConfig).memory_utilization:
         return text
     whose = "kvlab" if server is None else server.source.removesuffix("'s server")
-    if server is not None and framework.name.startswith("vllm"):  # the share alone differs from version to version
-        whose = f"vLLM {simulated_version(framework.name, framework.version)}"
     return f"{text} ({whose}'s default)"
 
 

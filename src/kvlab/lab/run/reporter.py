@@ -231,8 +231,9 @@ def _remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
     if config.hardware is not None:
         yield from timing.unread(config.hardware, config.framework)
         yield from unread_tiers(config.kv, config.hardware)
-        if text := lacking_for_steps(config, config.hardware, plan.working):
-            yield text
+        yield from filter(
+            None, (lacking_for_steps(config, config.hardware, plan.working), config.framework.other_schedule)
+        )
     yield from _limits_of_all(config)
 
 
