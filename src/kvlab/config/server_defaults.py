@@ -6,7 +6,7 @@ from kvlab.config.framework import ASYNCHRONOUS, simulated_version, version_key
 from kvlab.config.sglang_memory import static_share, step_tokens
 from kvlab.config.values import parse_bytes
 
-_GIB = 2**30
+_MIB = 2**20
 
 
 class ServerDefaults(NamedTuple):
@@ -79,42 +79,27 @@ def server_defaults(
     """
     if device == "here":
         return None
-    size = parse_bytes(memory, key="hardware.memory") / _GIB
+    mib = parse_bytes(memory, key="hardware.memory") / _MIB
     if framework.startswith("vllm"):
-        newest = simulated_version(framework, version)
-        key = version_key(newest)
-        if size >= 160 and key >= (0, 28):
-            tokens, sequences = 16_384, 1_024
-        elif size >= 70 and ("a100" not in device.lower() or key < (0, 9)):
-            tokens, sequences = 8_192, 1_024
-        else:
-            tokens, sequences = 2_048, 256
-        share = 0.92 if key >= (0, 21) else 0.9
-        return ServerDefaults(
-            f"vLLM {newest}'s server",
-            groups * tokens,
-            groups * sequences,
-            memory_utilization=share,
-            ahead=framework == "vllm" and key >= ASYNCHRONOUS,
-            reserve_prompt=key >= (0, 19),
-        )
+        return _of_vllm(framework, simulated_version(framework, version), device, mib / 1_024, groups)
     if framework == "sglang":
         newest = simulated_version(framework, version)
-        mib, key = 1_024 * size, version_key(newest)
+        key = version_key(newest)
         own = step_tokens(mib, key)
+        share = static_share(
+            mib,
+            key,
+            tokens=tokens or own,
+            sequences=sequences or 2_048,
+            devices=devices,
+            groups=groups,
+            latent=latent,
+        )
         return ServerDefaults(
             f"SGLang {newest}'s server",
             own,
             2_048,
-            memory_utilization=static_share(
-                mib,
-                key,
-                tokens=tokens or own,
-                sequences=sequences or 2_048,
-                devices=devices,
-                groups=groups,
-                latent=latent,
-            ),
+            memory_utilization=share,
             order="prefill_alone",
             reserve_output=True,
             conservativeness=1.0,
@@ -123,3 +108,21 @@ def server_defaults(
         limits_of_all = groups * 8_192, groups * 2_048
         return ServerDefaults("TensorRT-LLM's server", *limits_of_all, block_size=32, reserve_output=True)
     return None
+
+
+def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int) -> ServerDefaults:
+    key = version_key(version)
+    if gib >= 160 and key >= (0, 28):
+        tokens, sequences = 16_384, 1_024
+    elif gib >= 70 and ("a100" not in device.lower() or key < (0, 9)):
+        tokens, sequences = 8_192, 1_024
+    else:
+        tokens, sequences = 2_048, 256
+    return ServerDefaults(
+        f"vLLM {version}'s server",
+        groups * tokens,
+        groups * sequences,
+        memory_utilization=0.92 if key >= (0, 21) else 0.9,
+        ahead=framework == "vllm" and key >= ASYNCHRONOUS,
+        reserve_prompt=key >= (0, 19),
+    )
