@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvlab.config import RunConfig
-from kvlab.core import Request, RequestRecord
+from kvlab.core import Request, RequestRecord, SequenceSpec
 from kvlab.engine.build import build_engine
 from kvlab.engine.core import EngineCore
+from kvlab.engine.executors.simulated import SimulatedExecutor
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
@@ -90,6 +93,16 @@ def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | N
             for record in log.records
         ],
     )
+
+
+def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
+    """A request for so many tokens, which ends by a stop token where the workload's own would have ended."""
+    assert isinstance(plan.timing, StepTiming)
+    executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
+    spec = SequenceSpec(request.request_id, 0, request.sampling)
+    last = int(executor._draw([spec], np.array([request.sampling.max_tokens - 1]))[0])
+    sampling = replace(request.sampling, max_tokens=max_tokens, ignore_eos=False, stop_token_ids=(last,))
+    return replace(request, sampling=sampling)
 
 
 def _scheduled_tokens(engine: EngineCore) -> list[dict[str, int]]:

@@ -12,19 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments import decisions
-from experiments.decisions import Row, Rows, compare, decide, decided_by, table
+from experiments.decisions import Row, Rows, asking_for, compare, decide, decided_by, table
 from experiments.runs import configure
-from kvlab.core import Request, SequenceSpec
-from kvlab.engine.executors.simulated import SimulatedExecutor
-from kvlab.lab.run.plan import RunPlan
-from kvlab.simulation.timings import StepTiming
 
 #: What a simulated SGLang is told, but for the sizes: the one table to change when its settings do.
 SGLANG = [
@@ -111,16 +104,6 @@ WORKLOADS = {
     "overlap: asked for 200, many": of(*ARRIVALS, *MANY, AHEAD, pages=800, max_tokens=200),
 }
 FIELDS = ("time", "kind", *decisions.FIELDS)
-
-
-def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
-    """A request for so many tokens, which ends by a stop token where the workload's own would have ended."""
-    assert isinstance(plan.timing, StepTiming)
-    executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
-    spec = SequenceSpec(request.request_id, 0, request.sampling)
-    last = int(executor._draw([spec], np.array([request.sampling.max_tokens - 1]))[0])
-    sampling = replace(request.sampling, max_tokens=max_tokens, ignore_eos=False, stop_token_ids=(last,))
-    return replace(request, sampling=sampling)
 
 
 def ours(workload: Workload, page_size: int = 1) -> tuple[dict[str, Any], Rows]:

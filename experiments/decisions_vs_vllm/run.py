@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.decisions import Rows, compare, decide, decided_by, table
+from experiments.decisions import Rows, asking_for, compare, decide, decided_by, table
 from experiments.runs import configure
 
 BASE = [
@@ -58,6 +59,8 @@ WORKLOADS = {
     "ahead: burst, little memory": [*BURST, "kv.num_blocks=150", AHEAD],
     "ahead: arrivals, little memory": [*ARRIVALS, AHEAD],
     "ahead: shared prefixes": [*SHARED, AHEAD],
+    "asked for 512": ARRIVALS,
+    "ahead: asked for 512": [*ARRIVALS, AHEAD],
     "four priorities, eight at once": [
         *BURST, "kv.num_blocks=2000", "scheduler.max_batch_size=8", "workload.num_requests=100", *PRIORITIES,
     ],
@@ -72,10 +75,13 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-def ours(overrides: list[str]) -> tuple[dict[str, Any], Rows]:
+ASKED = {"asked for 512": 512, "ahead: asked for 512": 512}  # more tokens than are produced: a stop token ends them
+
+
+def ours(overrides: list[str], max_tokens: int | None = None) -> tuple[dict[str, Any], Rows]:
     """The trace for vLLM, and what kvlab decided in each step."""
     config = configure([*BASE, *overrides])
-    decided = decide(config)
+    decided = decide(config, None if max_tokens is None else partial(asking_for, max_tokens))
     plan = decided.plan
     trace = {
         "block_size": config.kv.block_size,
@@ -102,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = {}
     for name in arguments.workloads:
-        trace, mine = ours(WORKLOADS[name])
+        trace, mine = ours(WORKLOADS[name], ASKED.get(name))
         other = decided_by(arguments.vllm_python, Path(__file__).with_name("vllm_scheduler.py"), trace)
         found[name] = compare(mine, other)
         if arguments.json:

@@ -96,8 +96,12 @@ def run(trace: dict[str, Any]) -> list[dict[str, Any]]:
             now = max(now, waiting[0]["arrival"])
         while waiting and waiting[0]["arrival"] <= now:
             job = waiting.pop(0)
-            length = len(job["output"])
-            sampling = SamplingParams(temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True)
+            sampling = SamplingParams(
+                temperature=0,
+                max_tokens=job["max_tokens"],
+                ignore_eos=job["ignore_eos"],
+                stop_token_ids=list(job["stop"]),
+            )
             asked = (job["id"], job["prompt"], sampling, None)
             came = len(answers) - len(waiting)  # equals go by it, who would go by their names
             scheduler.add_request(

@@ -17,9 +17,16 @@ from tests.support.table import TableExecutor, table_engine, table_pool
 
 
 def steps(
-    arrivals: dict[str, float], outputs: dict[str, int] | None = None, blocks: int = 60, **scheduler: Any
+    arrivals: dict[str, float],
+    outputs: dict[str, int] | None = None,
+    blocks: int = 60,
+    *,
+    asked: int | None = None,
+    **scheduler: Any,
 ) -> list[str]:
-    """Who takes part in each step of a second, when `a` decodes from 0 on and others arrive."""
+    """Who takes part in each step of a second, when `a` decodes from 0 on and others arrive. Requests ask for as
+    many tokens as their `outputs` have, or for those `asked` for.
+    """
     executor, clock = TableExecutor(), LogicalClock()
     engine = table_engine(table_pool(blocks), executor, clock, **scheduler)
     due = {"a": 0.0, **arrivals}
@@ -27,8 +34,9 @@ def steps(
         for name, arrival_s in list(due.items()):
             if arrival_s <= clock.now():
                 prompt = tuple(range(100 * ord(name), 100 * ord(name) + 4))
-                sampling = SamplingParams((outputs or {}).get(name, 8))
-                engine.submit(Request(name, prompt, sampling, arrival_s=arrival_s))
+                output = (outputs or {}).get(name, 8)
+                sampling = SamplingParams(asked or output)
+                engine.submit(Request(name, prompt, sampling, arrival_s=arrival_s, output_tokens=output))
                 del due[name]
         engine.step()
         clock.advance(1.0)
@@ -85,6 +93,38 @@ class TestAhead:
     def test_what_ended_gives_up_its_memory_before_anyone_fails(self) -> None:
         found = steps({"b": 0.0}, {"b": 5}, 4, ahead=True, admission_reserve=0, on_exhaustion="fail")
         assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "a", "a"]
+
+    @pytest.mark.parametrize("output", [1, 3])
+    def test_what_a_stop_ended_decodes_once_more(self, output: int) -> None:
+        """That it would was not known when the coming step was decided, but for the longest output."""
+        beside, short, both = {"b": 0.0}, {"b": output}, ["ab"] * output
+        assert steps(beside, short, asked=8, ahead=True)[: output + 2] == [*both, "ab", "a"]
+        assert steps(beside, short, ahead=True)[: output + 1] == [*both, "a"]
+        assert steps(beside, short, asked=8)[: output + 1] == [*both, "a"]
+
+    def test_a_step_of_nobody_but_what_has_ended_runs_too(self) -> None:
+        assert steps({}, {"a": 2}, asked=8, ahead=True) == ["a", "a", "a"]
+
+    def test_what_decodes_in_vain_gets_nothing(self) -> None:
+        engine = table_engine(table_pool(60), TableExecutor(), LogicalClock(), ahead=True)
+        records: list[RequestRecord] = []
+        for name, output in (("a", 7), ("b", 3), ("c", 1)):
+            first = 100 * ord(name)
+            request = Request(name, tuple(range(first, first + 4)), SamplingParams(9), output_tokens=output)
+            engine.submit(request, on_finish=records.append)
+        count = 0
+        while engine.has_work():
+            step = engine.step()
+            count += 0 if step is None else step.decode_tokens
+        assert [len(record.output_token_ids) for record in records] == [1, 3, 7]
+        assert engine.stats().output_tokens == 11
+        assert count == 11  # 3 first tokens come from prompts, and each request decodes once in vain
+        assert engine.audit() == []
+
+    def test_what_decodes_in_vain_gives_up_its_memory_before_anyone_fails(self) -> None:
+        """`b` has filled a block with its last token, and would need another."""
+        found = steps({"b": 0.0}, {"b": 5}, 4, asked=8, ahead=True, admission_reserve=0, on_exhaustion="fail")
+        assert found == ["ab", "ab", "ab", "ab", "ab", "a", "a", "a"]
 
     def test_an_idle_engine_takes_it_at_once(self) -> None:
         assert steps({}, ahead=True)[0] == "a"

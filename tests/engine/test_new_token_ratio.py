@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,7 +193,36 @@ class TestAdmission:
                 drain(engine)
 
 
+def waiting_behind(late_before: int | None, *, ahead: bool = True) -> tuple[int, list[str]]:
+    """How many steps it takes until the second of two is preempted, and who waits then: a third came before, and a
+    fourth as a step begins.
+    """
+    engine = engine_of(84, conservativeness=0.1, ahead=ahead)
+    engine.add_request(asked(0, 4, 60, ends=39))
+    engine.step()
+    second = engine.add_request(asked(1, 8, 60, ends=40))
+    for _ in range(3):
+        engine.step()
+    engine.add_request(asked(2, 4, 60))
+    steps = 0
+    while not second.preemptions:
+        if steps == late_before:
+            engine.add_request(replace(asked(3, 4, 60), arrival_s=engine.clock.now()))
+        assert engine.step() is not None
+        steps += 1
+    waiting = [each.request.request_id for each in engine.scheduler.waiting]
+    drain(engine)
+    return steps, waiting
+
+
 class TestPreemption:
+    def test_what_is_not_known_yet_when_a_step_is_decided_comes_behind(self) -> None:
+        last = waiting_behind(None)[0] - 1
+        assert waiting_behind(last)[1] == ["r2", "r1", "r3"]
+        assert waiting_behind(last - 2)[1] == ["r2", "r3", "r1"]
+        last = waiting_behind(None, ahead=False)[0] - 1
+        assert waiting_behind(last, ahead=False)[1] == ["r2", "r3", "r1"]
+
     def test_the_one_with_least_output_goes_to_the_end_of_the_queue(self) -> None:
         """Two that ask for more than they are expected to produce, and a third behind them."""
         engine = engine_of(84, conservativeness=0.1)

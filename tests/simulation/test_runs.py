@@ -21,11 +21,13 @@ from tests.simulation.test_executor import POOLS, config, events
 
 
 def traffic(seed: int = 0, *, spread_s: float = 0.3) -> list[Request]:
-    """Requests with common beginnings, short and long, in bursts and after pauses."""
+    """Requests with common beginnings, short and long, in bursts and after pauses. A third of them ask for more
+    tokens than they produce.
+    """
     rng = np.random.default_rng(seed)
     shared = tuple(rng.integers(1, 60, 24).tolist())
     arrivals = np.cumsum(rng.choice([0.0, 0.001, spread_s], 10))
-    return [
+    requests = [
         Request(
             f"r{index}",
             (*shared[: 8 * (index % 4)], *rng.integers(1, 60, int(rng.integers(3, 40))).tolist()),
@@ -35,6 +37,10 @@ def traffic(seed: int = 0, *, spread_s: float = 0.3) -> list[Request]:
             deadline_s=float(rng.integers(1, 9)),
         )
         for index, arrival in enumerate(arrivals)
+    ]
+    return [
+        replace(each, output_tokens=each.sampling.max_tokens // 2 + 1) if index % 3 == 1 else each
+        for index, each in enumerate(requests)
     ]
 
 

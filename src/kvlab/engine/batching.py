@@ -184,12 +184,12 @@ class BatchBuilder:
             except OutOfBlocksError as error:
                 if part.proposals:
                     batch.proposals = {}
-                elif self._scheduler.config.on_exhaustion == "fail" and self._scheduler.leaving:
-                    self._retire_early(batch, self._scheduler.leaving[-1])
-                elif self._scheduler.config.on_exhaustion == "fail" or self._is_alone():
-                    self._fail_refused(batch, part.sequences, error)
-                else:
+                elif not (self._scheduler.config.on_exhaustion == "fail" or self._is_alone()):
                     self._preempt(batch, now, error.slots[:1] if stage is Stage.DECODE else ())
+                elif self._scheduler.leaving:
+                    self._retire_early(batch, self._scheduler.leaving[-1])
+                else:
+                    self._fail_refused(batch, part.sequences, error)
             else:
                 return
 
@@ -218,6 +218,7 @@ class BatchBuilder:
         self.preemption.take_slot(victim, now)
 
     def _retire_early(self, batch: StepBatch, ended: Sequence) -> None:
+        batch.remove([ended])
         self._scheduler.retire_early(ended)
         self._retire(ended)
         batch.has_retired = True

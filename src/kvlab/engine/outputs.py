@@ -76,8 +76,8 @@ class OutputProcessor:
         text: str = "",
     ) -> None:
         """End a sequence; `token` and `text` are those it ended with, which have not been emitted yet."""
-        self._scheduler.finish(sequence)
         sequence.finish_reason = reason
+        self._scheduler.finish(sequence)
         sequence.error = error
         sequence.finished_s = finished_s
         request_id = sequence.request.request_id

@@ -48,7 +48,7 @@ class PassResults:
         self._batch.context += known
         self._batch.attended += known
         if not (self._outputs.needs_every_token or self._scheduler.ended or any(logprobs)):
-            self.output_tokens += len(tokens)
+            self.output_tokens += len(tokens) - batch.num_in_vain
             for row in batch.append(tokens, now):
                 self._outputs.process(batch.sequences[row], tokens[row])
             return
@@ -98,7 +98,7 @@ class PassResults:
             self._append(sequence, token, entry, now)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
-        if sequence.finish_reason is not None:  # the callback of another sequence aborted it
+        if sequence.finish_reason is not None:  # it decodes in vain, or the callback of another aborted it
             return
         self.output_tokens += 1
         sequence.token_ids.append(token)

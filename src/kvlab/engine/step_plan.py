@@ -52,6 +52,7 @@ class DecodeBatch:
         self._specs: list[SequenceSpec] = []
         self._any_stop: set[int] = set()  # at least those of all sequences
         self._any_penalty = False
+        self._in_vain: set[int] = set()  # slots
         self.add(list(sequences))
 
     def __len__(self) -> int:
@@ -117,11 +118,33 @@ class DecodeBatch:
         """The sequences in these slots do not decode any more; of slots of others nothing changes."""
         if not slots:
             return
+        self._in_vain.difference_update(slots)
         leave = (self._columns[_SLOT][:, None] == list(slots)).any(axis=1)  # few: isin sorts, and takes longer
         self._columns = self._columns[:, ~leave]
         for row in np.flatnonzero(leave)[::-1].tolist():
             for column in (self.sequences, self._token_ids, self._times, self._stops, self._specs):
                 del column[row]
+
+    def decode_in_vain(self, slots: Iterable[int]) -> None:
+        """The sequences in these slots have ended. They decode once more, and nobody gets the tokens."""
+        for slot in slots:
+            for row in np.flatnonzero(self._columns[_SLOT] == slot).tolist():
+                self._token_ids[row], self._times[row], self._stops[row] = [], [], frozenset()
+                self._columns[_LIMIT, row] = np.iinfo(np.int64).max
+                self._in_vain.add(slot)
+
+    @property
+    def num_in_vain(self) -> int:
+        """How many sequences decode though they have ended."""
+        return len(self._in_vain)
+
+    @property
+    def live(self) -> list[Sequence]:
+        """The other sequences."""
+        if not self._in_vain:
+            return self.sequences
+        slots = self._columns[_SLOT].tolist()
+        return [each for each, slot in zip(self.sequences, slots, strict=True) if slot not in self._in_vain]
 
     @property
     def steps_left(self) -> int:

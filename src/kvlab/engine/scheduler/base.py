@@ -9,12 +9,12 @@ from functools import cache
 from operator import attrgetter
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Sequence, SequenceStatus
+from kvlab.core import FinishReason, Sequence, SequenceStatus
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS, lowest_priority
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
-from kvlab.engine.step_plan import Chunk, DecodeBatch
+from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
@@ -63,6 +63,7 @@ class Scheduler:
         self._is_stale = False  # whether tokens were appended that `_decoding` has not seen
         self._joined: list[Sequence] = []  # decode from the next step on
         self._left: list[int] = []  # slots of those that do not decode any more
+        self._stopped: list[Sequence] = []  # `ahead`: decode once more, as the coming step was decided before
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has arrived."""
@@ -116,12 +117,16 @@ class Scheduler:
         """The running sequences that decode in the step: at most `budget`."""
         self._remove_left()
         decoding = self.order.decoding(self._decoding.sequences, budget)
+        batch = self._decoding
         if len(decoding) < len(self._decoding):
-            self._is_stale = True
-            return DecodeBatch(decoding)
-        if self._is_stale:
-            self._decoding, self._is_stale = DecodeBatch(decoding), False
-        return self._decoding
+            self._is_stale, batch = True, DecodeBatch(decoding)
+        elif self._is_stale:
+            batch = self._decoding = DecodeBatch(decoding)
+            self._is_stale = False
+        stopped, self._stopped = slots_of(self._stopped), []
+        batch.decode_in_vain(stopped)
+        self._left += stopped  # behind this step
+        return batch
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -286,7 +291,10 @@ class Scheduler:
         self.refused = None
         self.ended.append(sequence)
         self._speculation.forget(sequence)
-        self._leave(sequence)
+        if self._decodes_on(sequence):
+            self._stopped.append(sequence)
+        else:
+            self._leave(sequence)
         self.waiting.remove(sequence)
 
     def resync(self) -> None:
@@ -294,7 +302,7 @@ class Scheduler:
         running = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
         self._prefilling = [sequence for sequence in running if not sequence.is_decoding]
         self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
-        self._is_stale, self._joined, self._left = False, [], []
+        self._is_stale, self._joined, self._left, self._stopped = False, [], [], []
         self.refused = None
 
     def _requeue(self, sequence: Sequence) -> None:
@@ -304,6 +312,13 @@ class Scheduler:
         """Take a sequence out of `running`, touching few of the others: there may be thousands."""
         del self.running[bisect_left(self.running, sequence.admission, key=attrgetter("admission"))]
 
+    def _decodes_on(self, sequence: Sequence) -> bool:
+        """Whether one that ends decodes once more: its end was not known when the coming step was decided."""
+        if not self.config.ahead or sequence.finish_reason is not FinishReason.STOP or sequence.spec.needs_history:
+            return False
+        is_early = sequence.is_decoding and len(sequence.token_ids) < sequence.max_total_tokens
+        return is_early and self.config.speculation.method is None
+
     def _leave(self, sequence: Sequence) -> None:
         if sequence.is_decoding and sequence.slot is not None:
             self._left.append(sequence.slot)
@@ -311,7 +326,8 @@ class Scheduler:
     def _update_decoding(self) -> None:
         """Those that left decode no more, those that joined do from now on."""
         self._remove_left()
-        self._decoding.add([sequence for sequence in self._joined if sequence.status is SequenceStatus.RUNNING])
+        joined = [each for each in self._joined if each.status is SequenceStatus.RUNNING or each in self._stopped]
+        self._decoding.add(joined)
         self._joined = []
 
     def _remove_left(self) -> None:

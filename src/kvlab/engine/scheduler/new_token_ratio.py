@@ -93,4 +93,9 @@ class RatioScheduler(Scheduler):
         self.ratio.estimate(sum(map(self._known, left)), asked, len(left))
 
     def _requeue(self, sequence: Sequence) -> None:
-        self.waiting.add(sequence)
+        """At the end of the queue, but before what is not known yet of a step that is decided `ahead`."""
+        unknown = [other for other in self.waiting if other.request.arrival_s >= self._known_s]
+        for other in unknown:
+            self.waiting.remove(other)
+        for other in (sequence, *unknown):
+            self.waiting.add(other)

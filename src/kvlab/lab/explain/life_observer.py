@@ -78,7 +78,7 @@ class LifeObserver:
         decode_s = self._decode_s(len(batch.decoding), sum(chunks.values()), end_s - start_s)
         self._extend_timelines(batch.stop, start_s, start_s + decode_s, end_s)
         self._see_admitted(start_s, any_preempted=batch.preempted > 0)
-        self._see_decoding(batch.decoding.sequences, start_s)
+        self._see_decoding(batch.decoding.live, start_s)
         self._see_prompts(chunks, start_s, decode_s, end_s)
         for sequence in self._core.scheduler.ended:
             if (ended := self._decoders.pop(sequence, None)) is not None:
