@@ -108,8 +108,10 @@ Feature: Advice
 
   @R30.8
   Scenario: Service levels that nothing keeps
-    When I ask for advice on "workload.num_requests=24 slo.ttft_ms=1 slo.tpot_ms=1 keep=[kv,scheduler]"
+    When I ask for advice on "workload.num_requests=24 slo.ttft_ms=1 slo.tpot_ms=1 framework.version=0.13.0 framework.expert_kernels=triton keep=[kv,scheduler]"
     Then it ends with status 0
+    And it says "note: framework.expert_kernels=triton has no effect here"
+    And it says "framework=vllm_synchronous has its times of the host"
     And it names limits that the plan would keep
 
   @R30.8

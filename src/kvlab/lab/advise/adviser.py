@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvlab.config import RunConfig
+from kvlab.config.effects import without_effect
 from kvlab.engine.threads import usable_cores
 from kvlab.errors import ConfigError
 from kvlab.lab.advise.advice import PLAN, Advice, Figures, Proposal
@@ -21,6 +22,7 @@ from kvlab.lab.explain.replayed import observe, quiet
 from kvlab.lab.results.load import open_load
 from kvlab.lab.results.tables import count
 from kvlab.lab.run.plan import asked_note, plan_run
+from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.lab.run.requests import lengths_note, requests_of
 from kvlab.lab.run.serve import simulated
 from kvlab.lab.settings import run_command
@@ -238,7 +240,11 @@ class Adviser:
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
         of_requests = lengths_note(self.config, self.requests), asked_note(plan)
-        return (*notes, *filter(None, of_requests), *self.noted)
+        of_settings = list(without_effect(self.config))
+        for part in plan.parts:
+            if part.plan.timing is not None:
+                of_settings += remarks_on_devices(part.plan, part.plan.timing)
+        return (*notes, *filter(None, of_requests), *dict.fromkeys(of_settings), *self.noted)
 
 
 def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:

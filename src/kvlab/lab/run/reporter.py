@@ -1,6 +1,6 @@
 """What a run says on the terminal, from its settings to its figures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from kvlab.config import RunConfig, format_bytes
@@ -22,17 +22,17 @@ from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.run.plan import RunPlan, asked_note
 from kvlab.lab.run.profile import Part
 from kvlab.lab.run.recording import RunContext
+from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.lab.run.requests import lengths_note
 from kvlab.lab.run.serve import Served
 from kvlab.lab.settings import as_recorded
 from kvlab.lab.terminal import marked, print_note, print_whole
 from kvlab.lab.tracking import RunStatus, Tracker
 from kvlab.models.sparse import SparseConfig
-from kvlab.planning.devices import lacking_for_steps, share_in_words, usual_server
+from kvlab.planning.devices import share_in_words, usual_server
 from kvlab.planning.startup import startup
 from kvlab.secrets import redact
 from kvlab.simulation.timings import Timing
-from kvlab.simulation.timings.base import unread_tiers
 
 _OPTIMIZE = "optimize={} has no effect here: it is read by sweeps (-m, sweep=) and kvlab tune"
 WARNING, PREDICTED = "warning", "predicted"  # kinds of notes
@@ -99,7 +99,7 @@ class Reporter:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
                 self._once(name + _as_simulated(group.plan, timing))
-                for sentence in _remarks_on_devices(group.plan, timing):
+                for sentence in remarks_on_devices(group.plan, timing):
                     self.note(f"{name}{sentence}")
 
     def estimate(self, plan: Plan) -> None:
@@ -223,35 +223,6 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
         if start.otherwise and plan.working.is_of_logits:
             text += f"; vLLM counts {start.logit_bytes} bytes for each logit at its start{start.otherwise}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
-
-
-def _remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
-    """Settings of simulated devices that nothing reads, or that may mean something else to their framework."""
-    config = plan.config
-    if config.hardware is not None:
-        yield from timing.unread(config.hardware, config.framework)
-        yield from unread_tiers(config.kv, config.hardware)
-        yield from filter(
-            None, (lacking_for_steps(config, config.hardware, plan.working), config.framework.other_schedule)
-        )
-    yield from _limits_of_all(config)
-
-
-def _limits_of_all(config: RunConfig) -> Iterator[str]:
-    """Limits of a step that were given for groups of devices, whose framework takes them for each group."""
-    groups, name, usual = config.executor.attention_data_parallel, config.framework.name, usual_server(config)
-    if usual is None or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
-        return  # SGLang's own options are of all groups, too
-    tokens, sequences = config.scheduler.max_batched_tokens, config.scheduler.max_batch_size
-    for key, value, unset in (
-        ("max_batch_size", sequences, min(usual.max_batch_size, tokens)),
-        ("max_batched_tokens", tokens, usual.max_batched_tokens),
-    ):
-        if value != unset:
-            yield (
-                f"scheduler.{key}={value} is of all {groups} groups of devices together; "
-                f"where it is {name}'s limit of each, it is scheduler.{key}={groups * value}"
-            )
 
 
 def _link(config: RunConfig) -> str | None:

@@ -1,0 +1,37 @@
+"""What a user should know of settings of simulated devices."""
+
+from collections.abc import Iterator
+
+from kvlab.config import RunConfig
+from kvlab.lab.run.plan import RunPlan
+from kvlab.planning.devices import lacking_for_steps, usual_server
+from kvlab.simulation.timings import Timing
+from kvlab.simulation.timings.base import unread_tiers
+
+
+def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
+    """Settings of simulated devices that nothing reads, or that may mean something else to their framework."""
+    config = plan.config
+    if config.hardware is not None:
+        yield from timing.unread(config.hardware, config.framework)
+        yield from unread_tiers(config.kv, config.hardware)
+        lacking = lacking_for_steps(config, config.hardware, plan.working)
+        yield from filter(None, (lacking, config.framework.other_schedule))
+    yield from _limits_of_all(config)
+
+
+def _limits_of_all(config: RunConfig) -> Iterator[str]:
+    """Limits of a step that were given for groups of devices, whose framework takes them for each group."""
+    groups, name, usual = config.executor.attention_data_parallel, config.framework.name, usual_server(config)
+    if usual is None or groups == 1 or name == "sglang" or config.scheduler.policy == "static":
+        return  # SGLang's own options are of all groups, too
+    tokens, sequences = config.scheduler.max_batched_tokens, config.scheduler.max_batch_size
+    for key, value, unset in (
+        ("max_batch_size", sequences, min(usual.max_batch_size, tokens)),
+        ("max_batched_tokens", tokens, usual.max_batched_tokens),
+    ):
+        if value != unset:
+            yield (
+                f"scheduler.{key}={value} is of all {groups} groups of devices together; "
+                f"where it is {name}'s limit of each, it is scheduler.{key}={groups * value}"
+            )
