@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvlab.config import RunConfig
-from kvlab.core import Request, RequestRecord
+from kvlab.core import Request, RequestRecord, SequenceSpec
 from kvlab.engine.build import build_engine
 from kvlab.engine.core import EngineCore
+from kvlab.engine.executors.simulated import SimulatedExecutor
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.run.drive import drive
 from kvlab.lab.run.plan import RunPlan, plan_run
@@ -92,6 +95,16 @@ def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | N
     )
 
 
+def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
+    """A request for so many tokens, which ends by a stop token where the workload's own would have ended."""
+    assert isinstance(plan.timing, StepTiming)
+    executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)
+    spec = SequenceSpec(request.request_id, 0, request.sampling)
+    last = int(executor._draw([spec], np.array([request.sampling.max_tokens - 1]))[0])
+    sampling = replace(request.sampling, max_tokens=max_tokens, ignore_eos=False, stop_token_ids=(last,))
+    return replace(request, sampling=sampling)
+
+
 def _scheduled_tokens(engine: EngineCore) -> list[dict[str, int]]:
     """Filled with the tokens of each sequence in each step, while the engine runs."""
     found: list[dict[str, int]] = []
@@ -147,11 +160,10 @@ def _decisions(log: RunLog, tokens: list[dict[str, int]]) -> Rows:
     return rows
 
 
-def decided_by(python: str, script: Path, trace: Any) -> Any:
+def decided_by(python: str, script: Path, trace: Any, *arguments: str) -> Any:
     """What another engine's scheduler decided: what a script writes that reads the trace."""
-    done = subprocess.run(
-        [python, str(script)], input=json.dumps(trace), capture_output=True, text=True, check=False
-    )
+    command = [python, str(script), *arguments]
+    done = subprocess.run(command, input=json.dumps(trace), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return json.loads(done.stdout)
@@ -193,3 +205,47 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         differ = f"{result['differ']}, with a prompt in chunks {result['chunks']}" if result["differ"] else "0"
         rows.append(f"| {name} | {' | '.join(cells)} | {differ} | {what} |")
     return "\n".join(rows)
+
+
+def report(
+    rows: dict[str, tuple[Rows, Rows]],
+    other: str,
+    fields: tuple[str, ...] = FIELDS,
+    *,
+    steps: int = 0,
+    json_path: Path | None = None,
+) -> None:
+    """Print a table of workloads, of which there are kvlab's rows and the other engine's, and of each the first step
+    that differs, with so many `steps` around it.
+    """
+    found = {name: compare(mine, theirs, fields) for name, (mine, theirs) in rows.items()}
+    print(table(found), end="\n\n")
+    for name, (mine, theirs) in rows.items():
+        number = found[name]["first"]
+        if number is None:
+            continue
+        print(f"- {name}: {_in_words(number, mine, theirs, other, fields)}")
+        for each in range(max(0, number - steps + 1), number + steps):
+            for who, decided in (("kvlab", mine), (other, theirs)):
+                if each < len(decided):
+                    line = ", ".join(f"{key} {value}" for key, value in decided[each].items())
+                    print(f"    {each} {who:{len(other)}} {line}")
+    if json_path is not None:
+        json_path.write_text(json.dumps({"found": found, "rows": rows}, default=int))
+
+
+def _in_words(number: int, one: Rows, two: Rows, other: str, fields: tuple[str, ...]) -> str:
+    """How a step differs."""
+    parts = []
+    for name in fields:
+        mine, theirs = one[number][name], two[number][name]
+        if mine != theirs:
+            parts.append(f"{name}: kvlab {_beside(mine, theirs)}, {other} {_beside(theirs, mine)}")
+    return f"step {number} at {two[number]['time']:g} s: " + "; ".join(parts)
+
+
+def _beside(value: Any, other: Any) -> str:
+    """What is in it and not in the other."""
+    if isinstance(value, dict):
+        return str({key: count for key, count in value.items() if other.get(key) != count} or "none of these")
+    return str(value)
