@@ -160,10 +160,11 @@ def _decisions(log: RunLog, tokens: list[dict[str, int]]) -> Rows:
     return rows
 
 
-def decided_by(python: str, script: Path, trace: Any, *arguments: str) -> Any:
+def decided_by(python: str, script: Path, trace: Any) -> Any:
     """What another engine's scheduler decided: what a script writes that reads the trace."""
-    command = [python, str(script), *arguments]
-    done = subprocess.run(command, input=json.dumps(trace), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, str(script)], input=json.dumps(trace), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return json.loads(done.stdout)
@@ -215,8 +216,8 @@ def report(
     steps: int = 0,
     json_path: Path | None = None,
 ) -> None:
-    """Print a table of workloads, of which there are kvlab's rows and the other engine's, and of each the first step
-    that differs, with so many `steps` around it.
+    """Print a table of workloads, of which there are kvlab's rows and the other engine's, and of each the first
+    step that differs, with so many `steps` around it.
     """
     found = {name: compare(mine, theirs, fields) for name, (mine, theirs) in rows.items()}
     print(table(found), end="\n\n")
@@ -224,7 +225,7 @@ def report(
         number = found[name]["first"]
         if number is None:
             continue
-        print(f"- {name}: {_in_words(number, mine, theirs, other, fields)}")
+        print(f"- {name}: {in_words(number, mine, theirs, other, fields)}")
         for each in range(max(0, number - steps + 1), number + steps):
             for who, decided in (("kvlab", mine), (other, theirs)):
                 if each < len(decided):
@@ -234,7 +235,7 @@ def report(
         json_path.write_text(json.dumps({"found": found, "rows": rows}, default=int))
 
 
-def _in_words(number: int, one: Rows, two: Rows, other: str, fields: tuple[str, ...]) -> str:
+def in_words(number: int, one: Rows, two: Rows, other: str, fields: tuple[str, ...]) -> str:
     """How a step differs."""
     parts = []
     for name in fields:

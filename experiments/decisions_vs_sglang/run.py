@@ -11,7 +11,6 @@ evicted pages, pages in use. Prints a table, a row for each workload, and the fi
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,7 @@
 """What TensorRT-LLM's C++ block manager answers its scheduler, as read from its source; not TensorRT-LLM itself.
 
-`cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp` and `evictionPolicy.cpp` of a pre-release of 1.3, for a model whose
-layers all see the whole sequence, without beams, offload and priorities. Names are those of the source.
+`cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp` and `evictionPolicy.cpp` of a pre-release of 1.3, for a model
+whose layers all see the whole sequence, without beams, offload and priorities. Names are those of the source.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
 
 class KVCacheManager:
-    """Blocks by sequence, the tree of those that can be reused, and free ones in the order in which they are taken."""
+    """Blocks by sequence, the tree of those that can be reused, and free ones in the order in which they go."""
 
     is_variable_window = False
 
@@ -100,9 +100,7 @@ class KVCacheManager:
             req.estimated_reusable_tokens = min(found.reusable_blocks_all, context) * self.size
         return total - reusable - held
 
-    def get_needed_blocks_one_step(
-        self, req: Any, two_steps: bool, window: int, cached_summary: Any = None
-    ) -> int:
+    def get_needed_blocks_one_step(self, req: Any, two_steps: bool, window: int, cached_summary: Any = None) -> int:
         """Blocks that a request takes in this step: a prompt all of its own."""
         req.estimated_reusable_tokens = 0
         if req.is_context_init_state and req.is_first_context_chunk:

@@ -4,19 +4,20 @@
 
 Both get the same requests, the same memory and limits, blocks of 32 tokens, and steps of one second each. Neither
 computes a model; TensorRT-LLM is given the tokens that kvlab drew. Every step is compared: who is admitted, resumed
-and paused, how many tokens of whom, prompt tokens found in the cache, evicted blocks, blocks in use. Prints a table,
-a row for each workload, and the first step of each that differs.
+and paused, how many tokens of whom, prompt tokens found in the cache, evicted blocks, blocks in use. Prints a
+table, a row for each workload, and the first step of each that differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import decisions
-from experiments.decisions import Rows, asking_for, decide, decided_by, report
+from experiments.decisions import Rows, asking_for, decide, report
+from experiments.decisions_vs_tensorrt_llm.tensorrt_llm_scheduler import run as decided_by
+from experiments.decisions_vs_tensorrt_llm.tensorrt_llm_scheduler import scheduler_of
 from experiments.runs import configure
 
 BLOCK = 32
@@ -46,6 +47,7 @@ CONVERSATIONS = [
 ]  # fmt: skip
 LONG = "workload.prompt_len={min: 300, max: 1500}"
 AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
+WHOLE = "scheduler.chunk_unit=16384"  # enable_chunked_prefill=false
 EVICT = "scheduler.reserve_output=false"  # MAX_UTILIZATION
 
 
@@ -57,7 +59,7 @@ class Workload(NamedTuple):
     overrides: list[str]
     blocks: int
     max_tokens: int | None = None
-    others: dict[str, Any] = {}
+    others: dict[str, Any] | None = None
 
 
 def of(*overrides: str, blocks: int, max_tokens: int | None = None, **others: Any) -> Workload:
@@ -81,12 +83,16 @@ WORKLOADS = {
     "arrivals, chunks, little memory": of(*ARRIVALS, *CHUNKS, blocks=150),
     "shared prefixes, little memory": of(*SHARED, blocks=150),
     "conversations, little memory": of(*CONVERSATIONS, blocks=150),
+    "prompts whole, arrivals": of(*ARRIVALS, WHOLE, blocks=1000, chunked=False),
+    "prompts whole, burst, little memory": of(*BURST, WHOLE, blocks=75, chunked=False),
+    "prompts whole, shared prefixes": of(*SHARED, "workload.arrival=burst", WHOLE, blocks=4000, chunked=False),
     "asked for 512, memory for all": of(*ARRIVALS, blocks=3000, max_tokens=512),
     "asked for 512, little memory": of(*ARRIVALS, blocks=100, max_tokens=512),
     "asked for 512, no prefix cache": of(*ARRIVALS, UNSHARED, blocks=100, max_tokens=512),
     "overlap: burst, memory for all": of(*BURST, AHEAD, blocks=1000),
     "overlap: arrivals, prompts in chunks": of(*ARRIVALS, *CHUNKS, AHEAD, blocks=3000),
     "overlap: shared prefixes, memory for all": of(*SHARED, AHEAD, blocks=4000),
+    "overlap: shared prefixes, a burst": of(*SHARED, "workload.arrival=burst", AHEAD, blocks=4000),
     "overlap: arrivals, little memory": of(*ARRIVALS, AHEAD, blocks=60),
     "overlap: asked for 512, little memory": of(*ARRIVALS, AHEAD, blocks=100, max_tokens=512),
     "MAX_UTILIZATION: burst, memory for all": of(*BURST, EVICT, blocks=1000),
@@ -119,20 +125,21 @@ def ours(workload: Workload) -> tuple[dict[str, Any], Rows]:
         "overlap": config.scheduler.ahead,
         "requests": decided.requests,
     }
-    return trace | workload.others, decided.rows
+    return trace | (workload.others or {}), decided.rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", required=True, help="folder of TensorRT-LLM's repository")
+    parser.add_argument("--checkout", type=Path, required=True, help="folder of TensorRT-LLM's repository")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=0, help="how many steps around the first difference to print")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    script = Path(__file__).with_name("tensorrt_llm_scheduler.py")
-    own = {name: ours(WORKLOADS[name]) for name in arguments.workloads}
-    theirs = decided_by(sys.executable, script, [trace for trace, _ in own.values()], arguments.checkout)
-    rows = {name: (mine, other) for (name, (_, mine)), other in zip(own.items(), theirs, strict=True)}
+    module = scheduler_of(arguments.checkout)
+    rows = {}
+    for name in arguments.workloads:
+        trace, mine = ours(WORKLOADS[name])
+        rows[name] = mine, decided_by(trace, module)
     report(rows, "TensorRT-LLM", decisions.FIELDS, steps=arguments.steps, json_path=arguments.json)
 
 

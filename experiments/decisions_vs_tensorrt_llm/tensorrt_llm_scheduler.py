@@ -1,19 +1,16 @@
-"""TensorRT-LLM's Python scheduler without a model: runs in any Python 3.11, without kvlab and without TensorRT-LLM.
+"""TensorRT-LLM's Python scheduler without a model, and without TensorRT-LLM's compiled parts, which need CUDA.
 
-    python tensorrt_llm_scheduler.py CHECKOUT < traces.json > decisions.json
-
-`PyCapacityScheduler` and `PyMicroBatchScheduler` are TensorRT-LLM's own, from a checkout of its repository. What they
-import is stood in for, as it needs CUDA: the state of a request (`Request`), and the block manager, of which
-`block_manager.py` is a reading. So are the executor's two loops (`py_executor.py`), of which `run` keeps what
-decides. A trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it
-will produce. A step takes one unit of time. What was decided in each is written.
+`PyCapacityScheduler` and `PyMicroBatchScheduler` are TensorRT-LLM's own, from a checkout of its repository. What
+they import is stood in for: the state of a request (`Request`), and the block manager, of which `block_manager.py`
+is a reading. So are the executor's two loops (`Executor`, of `py_executor.py`), of which is here what decides. A
+trace has the settings and, for each request, its arrival in steps, its prompt and the tokens that it will produce.
+A step takes one unit of time.
 """
 
 from __future__ import annotations
 
 import enum
 import importlib.util
-import json
 import sys
 from collections import deque
 from pathlib import Path
@@ -21,7 +18,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-from block_manager import KVCacheManager, PrefixReuseSummary
+from experiments.decisions_vs_tensorrt_llm.block_manager import KVCacheManager, PrefixReuseSummary
 
 SCHEDULER = "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py"
 
@@ -300,8 +297,3 @@ def run(trace: dict[str, Any], module: Any) -> list[dict[str, Any]]:
     executor = Executor(trace, module)
     (executor.loop_overlap if trace["overlap"] else executor.loop)()
     return executor.rows
-
-
-if __name__ == "__main__":
-    schedulers = scheduler_of(Path(sys.argv[1]))
-    json.dump([run(each, schedulers) for each in json.load(sys.stdin)], sys.stdout)
