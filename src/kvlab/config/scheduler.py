@@ -123,8 +123,8 @@ class SchedulerConfig:
         if self.chunk_unit is not None and self.conservativeness is not None:
             text = "is TensorRT-LLM's, scheduler.conservativeness SGLang's; leave one of them null"
             raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
-        if self.chunk_unit is not None and not self.reserves_output and self.chunk_unit > self.step_tokens:
-            text = f"is more than the {self.step_tokens} tokens of a step, so that none computes a part of a prompt"
+        if self.chunk_unit is not None and not self.reserves_output and self.chunk_unit > self.prompt_tokens:
+            text = f"is more than the {self.prompt_tokens} tokens of a step, so that none computes a part of a prompt"
             text += ", and a preempted sequence may have more; set scheduler.reserve_output=true, or a smaller unit"
             raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
         if self.policy != "static":
@@ -145,8 +145,12 @@ class SchedulerConfig:
     @property
     def step_tokens(self) -> int:
         """Most tokens of a sequence that a step computes."""
-        chunk = min(self.long_prefill_threshold or self.max_batched_tokens, self.max_batched_tokens)
-        return max(chunk, 1 + self.speculation.most_tokens)
+        return max(self.prompt_tokens, 1 + self.speculation.most_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most tokens of a prompt that a step computes."""
+        return min(self.long_prefill_threshold or self.max_batched_tokens, self.max_batched_tokens)
 
     @property
     def reserves_output(self) -> bool:

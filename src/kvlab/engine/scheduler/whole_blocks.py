@@ -24,7 +24,7 @@ class WholeBlockScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig, *, shares_prefixes: bool = True) -> None:
         super().__init__(config)
         self._unit, self._shares_prefixes = config.chunk_unit or 1, shares_prefixes
-        self.most_prompt_tokens = config.step_tokens if self._unit > config.step_tokens else None
+        self.most_prompt_tokens = config.prompt_tokens if self._unit > config.prompt_tokens else None
         self._next: Sequence | None = None
         self._begun: set[tuple[int, Hashable]] = set()  # the next blocks of prompts in prefill, as in `_prefix`
         self._first: set[tuple[int, Hashable]] = set()  # the first new ones of those that are before the next
