@@ -206,3 +206,47 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         differ = f"{result['differ']}, with a prompt in chunks {result['chunks']}" if result["differ"] else "0"
         rows.append(f"| {name} | {' | '.join(cells)} | {differ} | {what} |")
     return "\n".join(rows)
+
+
+def report(
+    rows: dict[str, tuple[Rows, Rows]],
+    other: str,
+    fields: tuple[str, ...] = FIELDS,
+    *,
+    steps: int = 0,
+    json_path: Path | None = None,
+) -> None:
+    """Print a table of workloads, of which there are kvlab's rows and the other engine's, and of each the first
+    step that differs, with so many `steps` around it.
+    """
+    found = {name: compare(mine, theirs, fields) for name, (mine, theirs) in rows.items()}
+    print(table(found), end="\n\n")
+    for name, (mine, theirs) in rows.items():
+        number = found[name]["first"]
+        if number is None:
+            continue
+        print(f"- {name}: {in_words(number, mine, theirs, other, fields)}")
+        for each in range(max(0, number - steps + 1), number + steps):
+            for who, decided in (("kvlab", mine), (other, theirs)):
+                if each < len(decided):
+                    line = ", ".join(f"{key} {value}" for key, value in decided[each].items())
+                    print(f"    {each} {who:{len(other)}} {line}")
+    if json_path is not None:
+        json_path.write_text(json.dumps({"found": found, "rows": rows}, default=int))
+
+
+def in_words(number: int, one: Rows, two: Rows, other: str, fields: tuple[str, ...]) -> str:
+    """How a step differs."""
+    parts = []
+    for name in fields:
+        mine, theirs = one[number][name], two[number][name]
+        if mine != theirs:
+            parts.append(f"{name}: kvlab {_beside(mine, theirs)}, {other} {_beside(theirs, mine)}")
+    return f"step {number} at {two[number]['time']:g} s: " + "; ".join(parts)
+
+
+def _beside(value: Any, other: Any) -> str:
+    """What is in it and not in the other."""
+    if isinstance(value, dict):
+        return str({key: count for key, count in value.items() if other.get(key) != count} or "none of these")
+    return str(value)

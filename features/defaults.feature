@@ -21,7 +21,9 @@ Feature: Right by default
         | sglang           |                                                     | order=prefill_alone ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=1.0 |
         | sglang           | scheduler.order=fcfs scheduler.reserve_output=false | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=False ... conservativeness=- |
         | sglang           | scheduler=static                                    | policy=static order=fcfs ... reserve_output=True ... conservativeness=-                             |
-        | trtllm           |                                                     | order=fcfs ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=-  |
+        | trtllm           |                                                     | order=fcfs ... chunk_unit=32 ... ahead=True ... admission_reserve=0.0 ... reserve_output=True ... conservativeness=- |
+        | trtllm           | kv.block_size=64                                    | chunk_unit=64 ...                                                                                   |
+        | trtllm           | scheduler=static                                    | policy=static ... chunk_unit=- ...                                                                  |
         | kvlab            | scheduler.order=priority                            | order=priority ... ahead=False ... aging_s=60.0 ... admission_reserve=0.2 ... reserve_output=-      |
 
     @R23.1

@@ -11,12 +11,11 @@ evicted pages, pages in use. Prints a table, a row for each workload, and the fi
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import decisions
-from experiments.decisions import Row, Rows, asking_for, compare, decide, decided_by, table
+from experiments.decisions import Rows, asking_for, decide, decided_by, report
 from experiments.runs import configure
 
 #: What a simulated SGLang is told, but for the sizes: the one table to change when its settings do.
@@ -127,28 +126,6 @@ def ours(workload: Workload, page_size: int = 1) -> tuple[dict[str, Any], Rows]:
     return trace, decided.rows
 
 
-def in_words(number: int, one: Rows, two: Rows) -> str:
-    """How a step differs."""
-    parts = []
-    for name in FIELDS:
-        mine, other = one[number][name], two[number][name]
-        if mine != other:
-            parts.append(f"{name}: kvlab {_short(mine, other)}, SGLang {_short(other, mine)}")
-    return f"step {number} at {two[number]['time']:g} s: " + "; ".join(parts)
-
-
-def _short(value: Any, other: Any) -> str:
-    """What is in it and not in the other."""
-    if isinstance(value, dict):
-        return str({key: count for key, count in value.items() if other.get(key) != count} or "none of these")
-    return str(value)
-
-
-def show(row: Row) -> str:
-    """A step on a line."""
-    return ", ".join(f"{name} {value}" for name, value in row.items())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sglang-python", required=True, help="the interpreter that has SGLang")
@@ -160,22 +137,8 @@ def main() -> None:
     script = Path(__file__).with_name("sglang_scheduler.py")
     own = {name: ours(WORKLOADS[name], arguments.page_size) for name in arguments.workloads}
     theirs = decided_by(arguments.sglang_python, script, [trace for trace, _ in own.values()])
-    found = {}
-    first = []
-    for (name, (_, mine)), other in zip(own.items(), theirs, strict=True):
-        found[name] = compare(mine, other, FIELDS)
-        number = found[name]["first"]
-        if number is not None:
-            first.append(f"- {name}: {in_words(number, mine, other)}")
-            for each in range(max(0, number - arguments.steps + 1), number + arguments.steps):
-                for who, rows in (("kvlab ", mine), ("SGLang", other)):
-                    if each < len(rows):
-                        first.append(f"    {each} {who} {show(rows[each])}")
-    if arguments.json:
-        rows = {name: [mine, other] for (name, (_, mine)), other in zip(own.items(), theirs, strict=True)}
-        arguments.json.write_text(json.dumps({"found": found, "rows": rows}, default=int))
-    print(table(found))
-    print("\n".join(["", *first]))
+    rows = {name: (mine, other) for (name, (_, mine)), other in zip(own.items(), theirs, strict=True)}
+    report(rows, "SGLang", FIELDS, steps=arguments.steps, json_path=arguments.json)
 
 
 if __name__ == "__main__":

@@ -215,3 +215,32 @@ def test_steps_that_a_prompt_has_waited_for_others_are_counted_alike() -> None:
     assert count > 10
     assert last.scheduled_s is not None
     assert sum(second.finished_s <= step.start_s < last.scheduled_s for step in log.steps) == 4
+
+
+@pytest.mark.parametrize(("reserve_output", "unit"), [(True, 8), (False, 8), (True, 64)])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_of_whole_blocks_are_those_one_by_one(reserve_output: bool, unit: int, ahead: bool) -> None:
+    """Chunks beside those that decode, prompts that wait for equal ones, preemption (`scheduler.chunk_unit`)."""
+    taken = preempted = hits = 0
+    for number, pool in enumerate(POOLS):
+        blocks = 16 if pool["backend"] == "paged" else 48
+        settings = {
+            "kv": KVConfig(num_blocks=blocks, block_size=8, **pool),
+            "scheduler": SchedulerConfig(
+                max_batch_size=6,
+                max_batched_tokens=20 if unit == 8 else 63,
+                admission_reserve=0,
+                reserve_output=reserve_output,
+                chunk_unit=unit,
+                ahead=ahead,
+            ),
+        }
+        count, log = check(traffic(number), settings)
+        taken += count
+        preempted += sum(step.preempted for step in log.steps)
+        hits += sum(step.counters.hit_tokens for step in log.steps if step.counters is not None)
+        partial = [step for step in log.steps if step.batch_seqs > step.sampled_tokens]
+        assert bool(partial) is (unit == 8)
+        assert all(step.prefill_tokens % unit == 0 for step in partial if step.batch_seqs == step.decode_tokens + 1)
+    assert min(taken, hits) > 10
+    assert (preempted > 0) is not reserve_output

@@ -142,4 +142,5 @@ def table_engine(
     executor = executor or TableExecutor()
     if faults is not None:
         executor = FaultyExecutor(executor, faults)
-    return EngineCore(pool, build_scheduler(config), executor, clock or LogicalClock(), vocab_size=VOCAB)
+    built = build_scheduler(config, shares_prefixes=pool.shares_prefixes)
+    return EngineCore(pool, built, executor, clock or LogicalClock(), vocab_size=VOCAB)

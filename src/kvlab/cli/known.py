@@ -20,6 +20,7 @@ ALIASES = {
     "max_prefill_tokens": "scheduler.max_batched_tokens",
     "chunked_prefill_size": "scheduler.max_batched_tokens",
     "long_prefill_token_threshold": "scheduler.long_prefill_threshold",
+    "enable_chunked_prefill": "scheduler.chunk_unit",
     "scheduling_policy": "scheduler.order",
     "schedule_policy": "scheduler.order",
     "schedule_conservativeness": "scheduler.conservativeness",

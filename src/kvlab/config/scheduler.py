@@ -60,6 +60,7 @@ class SchedulerConfig:
     max_batch_size: int = 48  # sequences that run at once
     max_batched_tokens: int = 512  # token budget of a step, prefill and decode together
     long_prefill_threshold: int | None = None  # most tokens of one prompt in a step; null: all that are left
+    chunk_unit: int | None = None  # as TensorRT-LLM: chunks are multiples; more than a step: none are; null: any
     mixed: bool = True  # false: prefill and decode of a step as two forward passes
     ahead: bool = False  # a step is decided as the one before begins: what arrives or ends later is not known
     prefill_wait_steps: int = 0  # most steps that prompts wait, while others decode, for more prompts
@@ -87,6 +88,7 @@ class SchedulerConfig:
             one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
         for name in ("max_batch_size", "max_batched_tokens", "long_prefill_threshold", "max_decode_seqs"):
             at_least(f"scheduler.{name}", getattr(self, name), 1)
+        at_least("scheduler.chunk_unit", self.chunk_unit, 1)
         at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
         at_least("scheduler.prefill_wait_steps", self.prefill_wait_steps, 0)
         at_least("scheduler.prefill_wait_tokens", self.prefill_wait_tokens, 1)
@@ -118,11 +120,21 @@ class SchedulerConfig:
                 "scales what scheduler.reserve_output=true keeps for sequences that run; set that, or leave it null"
             )
             raise ConfigError("scheduler.conservativeness", self.conservativeness, text)
+        if self.chunk_unit is not None and self.conservativeness is not None:
+            text = "is TensorRT-LLM's, scheduler.conservativeness SGLang's; leave one of them null"
+            raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
+        if self.chunk_unit is not None and not self.reserves_output and self.chunk_unit > self.prompt_tokens:
+            text = (
+                f"is more than the {self.prompt_tokens} tokens of a step, so that none computes a part of a prompt"
+            )
+            text += ", and a preempted sequence may have more; set scheduler.reserve_output=true, or a smaller unit"
+            raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
         if self.policy != "static":
             return
         whole = "each sequence of a static batch gets all its memory at once"
         for key, value, allowed, reason in (
             ("order", self.order, "fcfs", "a static batch is formed first come, first served"),
+            ("chunk_unit", self.chunk_unit, None, "a static batch's prompts are cut where a step ends"),
             ("reserve_output", self.reserve_output, True, whole),
             ("on_exhaustion", self.on_exhaustion, None, f"{whole}, so that it does not run out of blocks"),
             ("preemption.victim", victim, None, f"{whole}, so that none is preempted"),
@@ -135,8 +147,12 @@ class SchedulerConfig:
     @property
     def step_tokens(self) -> int:
         """Most tokens of a sequence that a step computes."""
-        chunk = min(self.long_prefill_threshold or self.max_batched_tokens, self.max_batched_tokens)
-        return max(chunk, 1 + self.speculation.most_tokens)
+        return max(self.prompt_tokens, 1 + self.speculation.most_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most tokens of a prompt that a step computes."""
+        return min(self.long_prefill_threshold or self.max_batched_tokens, self.max_batched_tokens)
 
     @property
     def reserves_output(self) -> bool:

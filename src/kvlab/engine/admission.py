@@ -21,6 +21,7 @@ class Admission:
         self._free_tokens = pool.free_token_capacity()
         self._total_tokens = pool.stats().token_slots
         self._reserves_output = scheduler.config.reserves_output
+        self._last = scheduler.config.chunk_unit is not None  # TensorRT-LLM has room for the last token, too
         self._taken_later = self._growth_of(scheduler.running) if self._reserves_output else reserved_later
 
     def keep_free(self, candidate: Sequence) -> int:
@@ -37,7 +38,7 @@ class Admission:
         """For how many of its tokens there have to be blocks; None: for those that are known."""
         if not (self._reserves_output and self._scheduler.running):
             return None
-        return max(_most_stored(candidate), len(candidate.token_ids))
+        return max(_most_stored(candidate) + self._last, len(candidate.token_ids))
 
     def admitted(self, sequence: Sequence) -> None:
         """The candidate has its memory."""
@@ -60,7 +61,7 @@ class Admission:
 
     def _reserved(self, running: list[Sequence]) -> list[int]:
         """Tokens of running sequences that are to have room."""
-        return list(map(_most_stored, running))
+        return [_most_stored(sequence) + self._last for sequence in running]
 
     def _growth_of_samples(self, sequence: Sequence) -> int:
         """The same of the samples that are to be forked of a sequence, as many as can run at once."""
@@ -69,7 +70,7 @@ class Admission:
         return min(len(sequence.siblings), self._scheduler.config.max_batch_size - 1) * self._fork_growth(sequence)
 
     def _fork_growth(self, sequence: Sequence) -> int:
-        return self._pool.fork_growth(_most_stored(sequence), sequence.num_prompt_tokens)
+        return self._pool.fork_growth(_most_stored(sequence) + self._last, sequence.num_prompt_tokens)
 
 
 class RatioAdmission(Admission):

@@ -105,6 +105,7 @@ class BatchBuilder:
         self._fail, self._retire = fail, retire
         self._journal = journal
         self.preemption = Preemption(scheduler.config.preemption.mode, pool)
+        self._is_cut = False  # admission ended before a prompt of which the rest of the step takes nothing
 
     def build(self, now: float) -> StepBatch:
         """Plan and reserve stage by stage, within `max_batched_tokens`."""
@@ -231,12 +232,13 @@ class BatchBuilder:
             return Stop.SEQUENCES
         if self._scheduler.lacks_memory:
             return Stop.BLOCKS
-        return Stop.POLICY if budget > 0 else Stop.TOKENS
+        return Stop.POLICY if budget > 0 and not self._is_cut else Stop.TOKENS
 
     def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
         Returns their chunks, and the next, if there was no memory for it.
         """
+        self._is_cut = False
         admitted, refused = self._open_slots(budget, reserved_later, now)
         if admitted and not self._scheduler.shares_within_step:
             self._pool.reserve(slots_of(sequence for sequence, _ in admitted), [count for _, count in admitted])
@@ -247,12 +249,16 @@ class BatchBuilder:
         admitted: list[Chunk] = []
         admission: Admission | None = None
         while budget > 0 and (sequence := self._scheduler.candidate()) is not None:
+            self._is_cut = not self._scheduler.fits_step(sequence, budget)
+            if self._is_cut:
+                break
             admission = admission or admission_of(self._pool, self._scheduler, reserved_later=reserved_later)
+            longest = self._scheduler.longest_chunk(budget)
             try:
                 sequence.slot = self._pool.allocate_slot(
                     token_ids=sequence.token_ids,
                     salt=sequence.request.salt,
-                    first_tokens=self._scheduler.longest_chunk(budget),
+                    first_tokens=None if self._scheduler.takes_whole_prompt else longest,
                     all_fit=self._scheduler.config.reserves_prompt,
                     most_tokens=admission.most_tokens(sequence),
                     keep_free=admission.keep_free(sequence),

@@ -69,7 +69,7 @@ def build_engine(
         executor = PerSequenceExecutor(executor)
     return EngineCore(
         pool,
-        build_scheduler(config.scheduler),
+        build_scheduler(config.scheduler, shares_prefixes=config.kv.prefix_sharing),
         wrap(executor) if wrap is not None else executor,
         clock or execution.clock,
         eos_token_ids=plan.model.eos_token_ids,

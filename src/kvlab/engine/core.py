@@ -22,7 +22,7 @@ from kvlab.engine.step import Executor, StepResult
 from kvlab.engine.step_plan import StepPlan, slots_of
 from kvlab.engine.step_runs import StepRun, knows_ahead, stays_out
 from kvlab.engine.text import Detokenizer
-from kvlab.engine.validation import check_queue, check_request
+from kvlab.engine.validation import check_prompt_fits, check_queue, check_request
 from kvlab.errors import RequestRefusedError
 from kvlab.kv.audit import Finding
 from kvlab.kv.journal import BlockJournal
@@ -106,6 +106,7 @@ class EngineCore:
             asked = replace(asked, max_tokens=max(request.expected_tokens, min(asked.max_tokens, room)))
             request = replace(request, sampling=asked)
         check_request(request, self._vocab_size, has_text=self._has_text, longest=longest)
+        check_prompt_fits(request, self.scheduler.most_prompt_tokens)
         check_queue(request, self.scheduler.waiting, self.scheduler.config.max_waiting_requests)
         if asked.seed is None:
             request = replace(request, sampling=replace(asked, seed=self._seeds.getrandbits(40)))

@@ -106,6 +106,19 @@ def check_fits(request: Request, most: int) -> None:
         )
 
 
+def check_prompt_fits(request: Request, most: int | None) -> None:
+    """Raise TooLongError for a prompt of more than `most` tokens, those of a step that takes it whole."""
+    tokens = len(request.prompt_token_ids)
+    if most is not None and tokens > most:
+        raise TooLongError(
+            f"request {request.request_id!r}: {tokens} prompt tokens are more than the {most} of a step, and "
+            "scheduler.chunk_unit has none compute a part of a prompt; set a smaller unit, or more "
+            "scheduler.max_batched_tokens",
+            "prompt",
+            most,
+        )
+
+
 def check_queue(request: Request, queue: WaitingQueue, most: int | None) -> None:
     """Raise QueueFullError where as many requests wait as may; samples of one request count once."""
     if most is None or len(queue) < most:

@@ -4,12 +4,15 @@ from kvlab.config import SchedulerConfig
 from kvlab.engine.scheduler.base import POLICIES, Scheduler
 from kvlab.engine.scheduler.new_token_ratio import RatioScheduler
 from kvlab.engine.scheduler.static import StaticScheduler
+from kvlab.engine.scheduler.whole_blocks import WholeBlockScheduler
 
 __all__ = ["POLICIES", "Scheduler", "StaticScheduler", "build_scheduler"]
 
 
-def build_scheduler(config: SchedulerConfig) -> Scheduler:
-    """The scheduler of the configured policy."""
+def build_scheduler(config: SchedulerConfig, *, shares_prefixes: bool = True) -> Scheduler:
+    """The scheduler of the configured policy. `shares_prefixes`: whether sequences find blocks of others."""
     if config.conservativeness is not None:
         return RatioScheduler(config)
+    if config.chunk_unit is not None:
+        return WholeBlockScheduler(config, shares_prefixes=shares_prefixes)
     return POLICIES.get(config.policy)(config)

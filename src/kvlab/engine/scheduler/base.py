@@ -37,6 +37,8 @@ class Scheduler:
 
     lacks_memory = False  # none is tried, as there was no memory for one in an earlier step
     shares_within_step = True  # a sequence that is admitted finds the blocks that one before it fills in this step
+    takes_whole_prompt = False  # with all its blocks, not those of its first chunk
+    most_prompt_tokens: int | None = None  # of a prompt that can be computed; None: any number
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -137,13 +139,18 @@ class Scheduler:
         chunks = []
         for sequence in sorted(self._continuing, key=self.order.rank):
             if budget > 0 and sequence.status is SequenceStatus.RUNNING:
-                chunks.append(self.chunk(sequence, budget))
-                budget -= chunks[-1].num_tokens
+                chunk = self.chunk(sequence, budget)
+                budget -= chunk.num_tokens
+                chunks += [chunk] if chunk.num_tokens else []
         return chunks
 
     def chunk(self, sequence: Sequence, budget: int) -> Chunk:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
         return Chunk(sequence, min(sequence.num_uncomputed, self.longest_chunk(budget)))
+
+    def fits_step(self, sequence: Sequence, budget: int) -> bool:
+        """Whether a step with this budget left, at least 1, takes any tokens of a candidate."""
+        return True
 
     def longest_chunk(self, budget: int) -> int:
         """Most of a sequence's tokens that a step with this budget left takes."""

@@ -1,0 +1,154 @@
+"""TensorRT-LLM's prompts: all their blocks at once, chunks of whole blocks, none twice (`scheduler.chunk_unit`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlab.config import SchedulerConfig
+from kvlab.core import Request, SamplingParams, Sequence, SequenceStatus
+from kvlab.engine.core import EngineCore
+from kvlab.errors import ConfigError, TooLongError
+from tests.support.engines import drain
+from tests.support.table import TableExecutor, table_engine, table_pool
+
+
+def engine_of(blocks: int, budget: int = 20, *, sharing: bool = False, **settings: Any) -> EngineCore:
+    """Blocks of four tokens."""
+    common: dict[str, Any] = {
+        "reserve_output": True,
+        "admission_reserve": 0.0,
+        "chunk_unit": 4,
+        "max_batch_size": 8,
+    }
+    pool = table_pool(blocks, 4, sharing=sharing)
+    return table_engine(pool, TableExecutor(1.0), **common | {"max_batched_tokens": budget} | settings)
+
+
+def add(engine: EngineCore, name: str, prompt: int | tuple[int, ...], most: int = 8) -> Sequence:
+    tokens = tuple(range(100 * len(name), 100 * len(name) + prompt)) if isinstance(prompt, int) else prompt
+    return engine.add_request(Request(name, tokens, SamplingParams(most, ignore_eos=True)))
+
+
+def computed(engine: EngineCore, *sequences: Sequence) -> list[int]:
+    engine.step()
+    return [sequence.num_computed for sequence in sequences]
+
+
+class TestChunks:
+    def test_are_whole_blocks_but_for_the_last(self) -> None:
+        engine = engine_of(30)
+        first, second = add(engine, "a", 13), add(engine, "bb", 11)
+        assert computed(engine, first, second) == [13, 4]  # of the seven tokens that are left
+        assert computed(engine, first, second) == [14, 11]
+        drain(engine)
+
+    def test_what_is_less_than_a_block_goes_to_none(self) -> None:
+        engine = engine_of(30)
+        first, second = add(engine, "a", 18), add(engine, "bb", 3)
+        assert computed(engine, first, second) == [18, 0]
+        assert second.status is SequenceStatus.WAITING
+        assert computed(engine, second) == [3]
+        drain(engine)
+
+    def test_of_a_prompt_in_prefill_waits_where_no_whole_one_is_left(self) -> None:
+        engine = engine_of(40, 9)
+        for number in range(6):
+            add(engine, "x" * (number + 2), 1)
+        engine.step()
+        long = add(engine, "a", 30)
+        assert [*computed(engine, long), *computed(engine, long)] == [0, 0]  # six decode: three tokens are left
+        drain(engine)
+        assert long.num_output_tokens == 8
+
+    def test_cached_tokens_are_not_counted(self) -> None:
+        engine = engine_of(40, sharing=True)
+        shared = tuple(range(1, 17))
+        add(engine, "a", (*shared, 30), most=2)
+        drain(engine)
+        other, same = add(engine, "bb", 15), add(engine, "c", (*shared, 31, 32, 33, 34, 35))
+        assert computed(engine, other, same) == [15, 21]
+        drain(engine)
+
+    def test_more_than_a_step_keeps_prompts_whole(self) -> None:
+        engine = engine_of(40, 20, chunk_unit=64)
+        first, second = add(engine, "a", 13), add(engine, "bb", 11)
+        assert computed(engine, first, second) == [13, 0]
+        assert computed(engine, second) == [11]
+        with pytest.raises(TooLongError, match=r"21 prompt tokens are more than the 20 of a step.*smaller unit"):
+            add(engine, "ccc", 21)
+        drain(engine)
+
+
+class TestMemory:
+    def test_a_prompt_takes_all_its_blocks_at_once(self) -> None:
+        for unit, blocks in ((4, 10), (None, 5)):
+            engine = engine_of(30, chunk_unit=unit)
+            add(engine, "a", 40)
+            engine.step()
+            assert engine.pool.stats().blocks_in_use == blocks
+            drain(engine)
+
+    def test_the_last_token_has_room_too(self) -> None:
+        """Nobody computes it: 12 and 5 tokens need four blocks, and TensorRT-LLM counts five."""
+        for unit, running in ((4, 1), (None, 2)):
+            engine = engine_of(4 + 4, 32, chunk_unit=unit)
+            add(engine, "a", 12, most=5)
+            add(engine, "bb", 12, most=5)
+            record = engine.step()
+            assert record is not None
+            assert record.running == running
+            drain(engine)
+
+
+class TestEqualPrompts:
+    shared = tuple(range(1, 9))
+
+    def both(self, **settings: Any) -> tuple[EngineCore, Sequence, Sequence, Sequence]:
+        engine = engine_of(60, 64, **{"sharing": True} | settings)
+        first, same = add(engine, "a", (*self.shared, 20)), add(engine, "b", (*self.shared, 21))
+        return engine, first, same, add(engine, "cc", 9)
+
+    def test_wait_for_the_first_and_are_overtaken(self) -> None:
+        engine, first, same, other = self.both()
+        assert computed(engine, first, same, other) == [9, 0, 9]
+        assert computed(engine, same) == [9]
+        assert same.cached_tokens == 8
+        drain(engine)
+
+    @pytest.mark.parametrize("settings", [{"chunk_unit": None}, {"sharing": False}])
+    def test_do_not_wait_elsewhere(self, settings: dict[str, Any]) -> None:
+        engine, first, same, other = self.both(**settings)
+        assert computed(engine, first, same, other) == [9, 9, 9]
+        drain(engine)
+
+    def test_wait_for_each_chunk(self) -> None:
+        engine = engine_of(60, 8, sharing=True, max_batch_size=4)
+        shared = tuple(range(1, 21))
+        first, same = add(engine, "a", (*shared, 30)), add(engine, "b", (*shared, 31))
+        seen = [(*computed(engine, first, same),) for _ in range(4)]
+        assert seen == [(8, 0), (16, 0), (21, 0), (22, 21)]
+        assert same.cached_tokens == 20
+        drain(engine)
+
+    def test_no_more_are_looked_at_than_may_run(self) -> None:
+        engine = engine_of(60, 64, sharing=True, max_batch_size=2)
+        prompts = [add(engine, name, (*self.shared, number)) for number, name in enumerate("abc")]
+        other = add(engine, "dd", 9)
+        assert computed(engine, *prompts, other) == [9, 0, 0, 0]
+        drain(engine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"chunk_unit": 0}, "at least 1"),
+        ({"chunk_unit": 4, "reserve_output": True, "conservativeness": 1.0}, "leave one of them null"),
+        ({"chunk_unit": 4, "policy": "static"}, "leave it null"),
+        ({"chunk_unit": 600}, "more than the 512 tokens of a step.*reserve_output=true, or a smaller unit"),
+    ],
+)
+def test_what_contradicts_is_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SchedulerConfig(**settings)
