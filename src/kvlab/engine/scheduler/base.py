@@ -10,11 +10,12 @@ from operator import attrgetter
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, Sequence, SequenceStatus
+from kvlab.engine.scheduler.decoders import Decoders
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS, lowest_priority
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
-from kvlab.engine.step_plan import Chunk, DecodeBatch, slots_of
+from kvlab.engine.step_plan import Chunk, DecodeBatch
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
@@ -61,11 +62,7 @@ class Scheduler:
         self._prefilling: list[Sequence] = []
         self._loading: dict[int, Sequence] = {}  # by slot
         self._continuing: list[Sequence] = []  # those in prefill when the step began
-        self._decoding = DecodeBatch()
-        self._is_stale = False  # whether tokens were appended that `_decoding` has not seen
-        self._joined: list[Sequence] = []  # decode from the next step on
-        self._left: list[int] = []  # slots of those that do not decode any more
-        self._stopped: list[Sequence] = []  # `ahead`: decode once more, as the coming step was decided before
+        self._decoders = Decoders()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has arrived."""
@@ -111,24 +108,13 @@ class Scheduler:
         is_known = not self.config.ahead or not self.running
         self._known_s = math.inf if is_known else self.began_s
         self.began_s = math.nextafter(now, math.inf) if is_known else now  # two are decided at once then
-        self._update_decoding()
+        self._decoders.update()
         self._open = len(self.waiting) > 0 and self.may_admit(now) and not self._waits_for_more()
         self._continuing = list(self._prefilling)
 
     def plan_decode(self, budget: int) -> DecodeBatch:
         """The running sequences that decode in the step: at most `budget`."""
-        self._remove_left()
-        decoding = self.order.decoding(self._decoding.sequences, budget)
-        batch = self._decoding
-        if len(decoding) < len(self._decoding):
-            self._is_stale, batch = True, DecodeBatch(decoding)
-        elif self._is_stale:
-            batch = self._decoding = DecodeBatch(decoding)
-            self._is_stale = False
-        stopped, self._stopped = slots_of(self._stopped), []
-        batch.decode_in_vain(stopped)
-        self._left += stopped  # behind this step
-        return batch
+        return self._decoders.plan(lambda sequences: self.order.decoding(sequences, budget))
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -161,10 +147,16 @@ class Scheduler:
         out: those that decode, and a chunk of a prompt that each step goes on with; as long as there is no memory
         for the last, which waits. None: steps may differ. Those that have ended are to be retired before.
         """
-        self._update_decoding()
-        budget, decoding = self.config.max_batched_tokens, len(self._decoding)
+        self._decoders.update()
+        budget, decoding = self.config.max_batched_tokens, len(self._decoders.batch)
         whole, decode_first = type(self.order).decoding is Order.decoding, self.order.stages[0] is Stage.DECODE
-        if self._is_stale or not whole or not decoding or decoding > budget or len(self._prefilling) > decode_first:
+        if (
+            self._decoders.is_stale
+            or not whole
+            or not decoding
+            or decoding > budget
+            or len(self._prefilling) > decode_first
+        ):
             return None
         if self.config.speculation.method is not None or self._waited:  # which a step counts on, or ends
             return None
@@ -182,16 +174,16 @@ class Scheduler:
         has_room = len(self.running) - leaving < self.config.max_batch_size
         has_room &= self.may_admit(math.inf)
         if not (len(self.waiting) and has_room and (budget > decoding or not decode_first)):
-            return self._decoding, chunk, None
+            return self._decoders.batch, chunk, None
         is_refused = self.refused is not None and self.refused is self.waiting.head
         is_refused &= not self.config.prefill_wait_steps  # which steps count on
         if chunk is not None or not is_refused or type(self.order).choose is not Order.choose:
             return None
-        return self._decoding, None, self.refused
+        return self._decoders.batch, None, self.refused
 
     def num_decoding(self) -> int:
         """How many running sequences could decode in this step."""
-        return len(self._decoding)
+        return len(self._decoders.batch)
 
     def candidate(self) -> Sequence | None:
         """The sequence to admit next, where the policy and `max_batch_size` let one. If it does not fit, none is
@@ -204,7 +196,7 @@ class Scheduler:
 
     def _waits_for_more(self) -> bool:
         """Whether prompts that could be admitted wait, while others decode, for more of them."""
-        config, decoding = self.config, len(self._decoding)
+        config, decoding = self.config, len(self._decoders.batch)
         if not config.prefill_wait_steps or not decoding or self._prefilling:
             return False
         room = config.max_batch_size - len(self.running)
@@ -260,7 +252,7 @@ class Scheduler:
         """A running sequence has computed its prompt, and got a token."""
         sequence.is_decoding = True
         self._prefilling.remove(sequence)
-        self._joined.append(sequence)
+        self._decoders.join(sequence)
 
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""
@@ -273,15 +265,14 @@ class Scheduler:
         if self._victim is not lowest_priority:
             return decoding
         self._continuing = [each for each in self._continuing if each.admission < victim.admission]
-        self._is_stale = True
-        return DecodeBatch(each for each in decoding.sequences if each.admission < victim.admission)
+        return self._decoders.part(each for each in decoding.sequences if each.admission < victim.admission)
 
     def preempt(self, sequence: Sequence) -> None:
         """Move a running sequence, which has its slot still, to the queue: all its tokens are computed again."""
         self._stop(sequence)
         self.refused = None
         if sequence.is_decoding:
-            self._leave(sequence)
+            self._decoders.leave(sequence)
         elif sequence.status is SequenceStatus.LOADING and sequence.slot is not None:
             del self._loading[sequence.slot]
         else:
@@ -298,18 +289,15 @@ class Scheduler:
         self.refused = None
         self.ended.append(sequence)
         self._speculation.forget(sequence)
-        if self._decodes_on(sequence):
-            self._stopped.append(sequence)
-        else:
-            self._leave(sequence)
+        if sequence.is_decoding and sequence.slot is not None:
+            self._decoders.leave(sequence, once_more=self._decodes_on(sequence))
         self.waiting.remove(sequence)
 
     def resync(self) -> None:
         """After a failed pass, which may have taken sequences back to prefill: look at each running one again."""
         running = [sequence for sequence in self.running if sequence.status is SequenceStatus.RUNNING]
         self._prefilling = [sequence for sequence in running if not sequence.is_decoding]
-        self._decoding = DecodeBatch(sequence for sequence in running if sequence.is_decoding)
-        self._is_stale, self._joined, self._left, self._stopped = False, [], [], []
+        self._decoders = Decoders(sequence for sequence in running if sequence.is_decoding)
         self.refused = None
 
     def _requeue(self, sequence: Sequence) -> None:
@@ -323,23 +311,7 @@ class Scheduler:
         """Whether one that ends decodes once more: its end was not known when the coming step was decided."""
         if not self.config.ahead or sequence.finish_reason is not FinishReason.STOP or sequence.spec.needs_history:
             return False
-        is_early = sequence.is_decoding and len(sequence.token_ids) < sequence.max_total_tokens
-        return is_early and self.config.speculation.method is None
-
-    def _leave(self, sequence: Sequence) -> None:
-        if sequence.is_decoding and sequence.slot is not None:
-            self._left.append(sequence.slot)
-
-    def _update_decoding(self) -> None:
-        """Those that left decode no more, those that joined do from now on."""
-        self._remove_left()
-        joined = [each for each in self._joined if each.status is SequenceStatus.RUNNING or each in self._stopped]
-        self._decoding.add(joined)
-        self._joined = []
-
-    def _remove_left(self) -> None:
-        self._decoding.remove(self._left)
-        self._left = []
+        return len(sequence.token_ids) < sequence.max_total_tokens and self.config.speculation.method is None
 
     def may_admit(self, now: float) -> bool:
         """Whether a waiting sequence may be admitted now. There is at least one."""
