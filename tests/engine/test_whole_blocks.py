@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvlab.config import SchedulerConfig
+from kvlab.config import KVConfig, SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, SequenceStatus
+from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError, TooLongError
+from tests.simulation.test_executor import config
 from tests.support.engines import drain
 from tests.support.table import TableExecutor, table_engine, table_pool
 
@@ -53,22 +55,22 @@ class TestChunks:
         drain(engine)
 
     def test_of_a_prompt_in_prefill_waits_where_no_whole_one_is_left(self) -> None:
-        engine = engine_of(40, 9)
-        for number in range(6):
-            add(engine, "x" * (number + 2), 1)
-        engine.step()
+        engine = engine_of(60, 9)
         long = add(engine, "a", 30)
-        assert [*computed(engine, long), *computed(engine, long)] == [0, 0]  # six decode: three tokens are left
+        assert computed(engine, long) == [8]
+        scheduler = engine.scheduler
+        scheduler.begin_step(2.0)
+        assert scheduler.plan_prefill(3) == []
+        assert scheduler.plan_prefill(7) == [(long, 4)]
         drain(engine)
-        assert long.num_output_tokens == 8
 
     def test_cached_tokens_are_not_counted(self) -> None:
         engine = engine_of(40, sharing=True)
         shared = tuple(range(1, 17))
         add(engine, "a", (*shared, 30), most=2)
         drain(engine)
-        other, same = add(engine, "bb", 15), add(engine, "c", (*shared, 31, 32, 33, 34, 35))
-        assert computed(engine, other, same) == [15, 21]
+        other, same = add(engine, "bb", 18), add(engine, "c", (*shared, 31, 32))
+        assert computed(engine, other, same) == [18, 18]
         drain(engine)
 
     def test_more_than_a_step_keeps_prompts_whole(self) -> None:
@@ -115,6 +117,17 @@ class TestEqualPrompts:
         assert computed(engine, first, same, other) == [9, 0, 9]
         assert computed(engine, same) == [9]
         assert same.cached_tokens == 8
+        drain(engine)
+
+    @pytest.mark.parametrize(("sharing", "waits"), [(True, True), (False, False)])
+    def test_wait_in_an_engine_that_shares(self, sharing: bool, waits: bool) -> None:
+        kv = KVConfig(num_blocks=60, block_size=4, backend="paged", prefix_sharing=sharing)
+        scheduler = SchedulerConfig(reserve_output=True, admission_reserve=0.0, chunk_unit=4)
+        engine = build_engine(plan_engine(config("simulated", kv=kv, scheduler=scheduler)))
+        add(engine, "a", (*self.shared, 20))
+        same = add(engine, "b", (*self.shared, 21))
+        engine.step()
+        assert (same.status is SequenceStatus.WAITING) is waits
         drain(engine)
 
     @pytest.mark.parametrize("settings", [{"chunk_unit": None}, {"sharing": False}])

@@ -125,9 +125,9 @@ class SchedulerConfig:
             raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
         if self.chunk_unit is not None and not self.reserves_output and self.chunk_unit > self.prompt_tokens:
             text = (
-                f"is more than the {self.prompt_tokens} tokens of a step, so that none computes a part of a prompt"
+                f"is more than the {self.prompt_tokens} tokens of a step, which computes no part of a prompt then, "
             )
-            text += ", and a preempted sequence may have more; set scheduler.reserve_output=true, or a smaller unit"
+            text += "and a preempted sequence may have more; set scheduler.reserve_output=true, or a smaller unit"
             raise ConfigError("scheduler.chunk_unit", self.chunk_unit, text)
         if self.policy != "static":
             return
