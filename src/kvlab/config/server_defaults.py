@@ -46,6 +46,7 @@ def defaults_of(
         tokens=tokens,
         sequences=sequences,
         latent=latent,
+        graphs=bool(framework.cuda_graphs),
     )
 
 
@@ -60,14 +61,15 @@ def server_defaults(
     tokens: int | None = None,
     sequences: int | None = None,
     latent: bool = False,
+    graphs: bool = True,
 ) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
     with so much memory, as 80GiB, or on `groups` of devices that share the sequences, whose limits of a step are
     counted together: vLLM and TensorRT-LLM have a scheduler with these limits for each, SGLang divides them. None
     for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. SGLang's
     share of the memory follows from all its `devices`, from a step's `tokens` and the running `sequences` (None:
-    its own), and from whether attention is `latent`. Raises ConfigError for a memory that is no size, and for a
-    version that is none.
+    its own), from whether attention is `latent`, and from whether there are CUDA `graphs`. Raises ConfigError for a
+    memory that is no size, and for a version that is none.
 
     Sources: vLLM 0.32 `EngineArgs.get_batch_defaults`, as its OpenAI server calls it, and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
@@ -113,6 +115,7 @@ def server_defaults(
                 devices=devices,
                 groups=groups,
                 latent=latent,
+                graphs=graphs,
             ),
             order="prefill_alone",
             reserve_output=True,

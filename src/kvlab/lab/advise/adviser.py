@@ -27,6 +27,7 @@ from kvlab.lab.settings import run_command
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import is_mixture
 from kvlab.simulation.accuracy import pair_errors, ratios
+from kvlab.simulation.eager import eager_note
 
 _CORES = 2  # that minutes= counts, on every machine, so that the same is simulated on all
 _PLANNED = 60  # simulations of a part: single changes, changes together, the other half, layouts
@@ -218,6 +219,8 @@ class Adviser:
     def _sure(self) -> str:
         """What the errors of predicted gains have been."""
         tables = self.config.framework.tables
+        if not self.config.framework.cuda_graphs:
+            return "no deployments without CUDA graphs were measured; errors are taken to be those with them"
         is_sparse = is_mixture(decoder_config(self.config.model, simulated=True))
         if not (text := ratios(tables, is_sparse=is_sparse)):
             return f"no deployments of {tables} were measured; errors are taken to be the widest of others"
@@ -237,8 +240,11 @@ class Adviser:
             notes.append("no change alone brings more requests within the limits: their mean time decides")
         if self.first is self.second:
             notes.append("all requests come at once: chosen and reported on the same ones")
+        if timing is not None:
+            framework, layers = self.config.framework, plan.model.num_layers
+            notes.append(eager_note(framework, layers, includes_host=timing.includes_host) or "")
         of_requests = lengths_note(self.config, self.requests), asked_note(plan)
-        return (*notes, *filter(None, of_requests), *self.noted)
+        return (*filter(None, (*notes, *of_requests)), *self.noted)
 
 
 def _most_devices(config: RunConfig, settings: AdviseSettings) -> int:

@@ -31,6 +31,7 @@ from kvlab.models.sparse import SparseConfig
 from kvlab.planning.devices import lacking_for_steps, share_in_words, usual_server
 from kvlab.planning.startup import startup
 from kvlab.secrets import redact
+from kvlab.simulation.eager import eager_note
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.base import unread_tiers
 
@@ -232,6 +233,8 @@ def _remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         yield from timing.unread(config.hardware, config.framework)
         yield from unread_tiers(config.kv, config.hardware)
         if text := lacking_for_steps(config, config.hardware, plan.working):
+            yield text
+        if text := eager_note(config.framework, plan.model.num_layers, includes_host=timing.includes_host):
             yield text
     yield from _limits_of_all(config)
 
