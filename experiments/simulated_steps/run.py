@@ -121,7 +121,9 @@ def simulated_ms(step: Step) -> tuple[float, float]:
     plan, timing = deployment(step.devices)
     new, lengths = (np.array(each, np.int64) for each in step.lengths())
     device_s = timing.device_s(new, lengths, len(new))
-    return 1000 * device_s, 1000 * plan.config.framework.step_s(device_s, len(new), int(new.sum()))
+    return 1000 * device_s, 1000 * plan.config.framework.step_s(
+        device_s, len(new), int(new.sum()), plan.model.num_layers
+    )
 
 
 def table(steps: Sequence[Step]) -> Iterator[str]:

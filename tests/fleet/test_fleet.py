@@ -28,7 +28,7 @@ from kvlab.fleet.build import build_fleet
 from kvlab.fleet.dispatcher import Routed
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.hot_prefixes import HotPrefix
-from kvlab.fleet.prefixes import RoutedPrompt, SentPrefixes
+from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.replica import Asked, SimulatedView
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
@@ -301,15 +301,6 @@ def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_k
     log = serve(fleet, traffic(3, groups=1))
     assert log.completed == 3
     assert [max(routed.choice.scores) for routed in fleet.routed] == [0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(("router", "blocks"), [("cache_aware", [1, 2]), ("estimated", [0, 2])])
-def test_what_is_forgotten_of_a_prompt_is_its_end_or_all_of_it(router: str, blocks: list[int]) -> None:
-    view = SentPrefixes.of(ROUTERS.get(router)(FleetConfig(memory_blocks=3)))
-    sent = [RoutedPrompt(Request(name, prompt_for(name, 32), SamplingParams(max_tokens=1)), name) for name in "ab"]
-    for request in sent:
-        view.sent(request)
-    assert [view.cached_tokens(request, 0.0) // 16 for request in sent] == blocks
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_router_counts_what_the_store_has_at_its_weight() -> None:
         first, second = (routed.choice.scores for routed in fleet.routed)
         assert first == (0.0, 0.0)
         scores[weight] = sorted(second)
-    assert scores == {0.0: [0.0, 16 / 17], 0.5: [8 / 17, 16 / 17]}
+    assert scores == {0.0: [0.0, 1.0], 0.5: [0.5, 1.0]}  # of 17 tokens, one whole block
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -182,6 +182,9 @@ class TestFile:
             f"1 of {len(computed) + 1} steps are larger than any that was fitted: up to 999,999 context tokens, "
             f"fitted to {plan.timing.calibration.largest['context']:,}"
         )
+        eager = replace(config.framework, cuda_graphs=False, eager_layer_us=300.0)
+        unread = plan.timing.unread(HardwareConfig(name="small", memory="4GiB"), eager)
+        assert any(text.startswith("framework.eager_layer_us=300.0 has no effect here") for text in unread)
         config.executor.dtype = "float32"
         with pytest.raises(ConfigError, match=r"was fitted to qwen3_0_6b \(596 M parameters\) in bfloat16"):
             plan_engine(config)

@@ -62,6 +62,14 @@ def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, exp
     assert startup(FrameworkConfig(version=version, flashinfer_sampler=flashinfer)) == expected
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("0.19", Startup(14, 128)), ("0.21.0", Startup(14)), ("0.28.0", Startup(6)), (None, Startup(6))],
+)
+def test_nothing_is_compiled_or_captured_without_graphs(version: str | None, expected: Startup) -> None:
+    assert startup(FrameworkConfig(version=version, cuda_graphs=False)) == expected
+
+
 def test_synchronous_vllm_counts_as_before() -> None:
     assert startup(FrameworkConfig(name="vllm_synchronous")) == Startup()
 

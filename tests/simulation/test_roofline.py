@@ -148,10 +148,12 @@ def test_launches_cost_the_same_whatever_is_computed() -> None:
 
 def test_the_host_costs_beside_the_device_or_behind_it() -> None:
     framework = FrameworkConfig(step_us=100.0, sequence_us=3.0, token_us=0.5)
-    assert framework.step_s(0.001, sequences=3, tokens=10) == pytest.approx(0.001114)
-    assert replace(framework, overlap=True).step_s(0.001, sequences=3, tokens=10) == 0.001
-    assert replace(framework, overlap=True).step_s(1e-6, sequences=3, tokens=10) == pytest.approx(114e-6)
+    assert framework.step_s(0.001, sequences=3, tokens=10, layers=2) == pytest.approx(0.001114)
+    assert replace(framework, overlap=True).step_s(0.001, sequences=3, tokens=10, layers=2) == 0.001
+    assert replace(framework, overlap=True).step_s(1e-6, sequences=3, tokens=10, layers=2) == pytest.approx(114e-6)
     launched = replace(framework, prompts_us=5000.0)
-    assert launched.step_s(0.001, sequences=3, tokens=10) == pytest.approx(0.005114)
-    assert launched.step_s(0.009, sequences=3, tokens=10) == pytest.approx(0.009114)
-    assert launched.step_s(0.001, sequences=3, tokens=3) == framework.step_s(0.001, sequences=3, tokens=3)
+    assert launched.step_s(0.001, sequences=3, tokens=10, layers=2) == pytest.approx(0.005114)
+    assert launched.step_s(0.009, sequences=3, tokens=10, layers=2) == pytest.approx(0.009114)
+    assert launched.step_s(0.001, sequences=3, tokens=3, layers=2) == framework.step_s(
+        0.001, sequences=3, tokens=3, layers=2
+    )

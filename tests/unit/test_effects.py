@@ -42,6 +42,9 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("model.weights=elsewhere", "executors that compute", SIMULATED),
         ("model.tokenizer=fetched:smollm2", "executors that compute, and workloads of words", SIMULATED),
         ("framework.flashinfer_sampler=True", "simulated devices of a vLLM before 0.28", SIMULATED),
+        ("framework.cuda_graphs=False", "simulated devices", ()),
+        ("framework.eager_layer_us=300.0", "simulated devices", ("framework.cuda_graphs=false",)),
+        ("framework.eager_layer_us=300.0", "framework.cuda_graphs=false", SIMULATED),
     ],
 )
 def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tuple[str, ...]) -> None:
@@ -53,6 +56,7 @@ def test_a_setting_that_nothing_reads_is_named(setting: str, by: str, others: tu
     [
         (*SIMULATED, "kv.num_blocks=64"),
         (*SIMULATED, "framework=sglang"),
+        (*SIMULATED, "framework.cuda_graphs=false", "framework.eager_layer_us=300"),
         (*SIMULATED, "workload=chat"),
         (*SIMULATED, "workload=parallel_sampling"),
         (*SIMULATED, "model=smollm2_135m"),  # whose file has both a path and weights

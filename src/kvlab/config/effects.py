@@ -101,7 +101,7 @@ _TOLD = {
     "executor": "device dtype threads",
     "attention": "",
 }
-
+_OF_SERVERS = "name version cuda_graphs eager_layer_us"  # of simulated ones alone
 
 #: The settings that not every choice reads, beside those that their own checks refuse. The page of all settings has
 #: them as a table.
@@ -159,7 +159,8 @@ CONDITIONS = (
     Condition(
         "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
     ),
-    *_each("framework", "name version", _is_simulated, "simulated devices, as hardware=h100_sxm"),
+    *_each("framework", _OF_SERVERS, _is_simulated, "simulated devices, as hardware=h100_sxm"),
+    Condition("framework.eager_layer_us", lambda run: not run.framework.cuda_graphs, "framework.cuda_graphs=false"),
     Condition(
         "framework.flashinfer_sampler",
         _samples_at_start,

@@ -22,6 +22,8 @@ class FrameworkConfig:
     expert_kernels: str = "tables"  # timing=silicon: of experts: its tables', trtllm_gen; vLLM's triton or cutlass
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
     flashinfer_sampler: bool | None = None  # a vLLM before 0.28 starts with FlashInfer's sampler; null: from 0.21
+    cuda_graphs: bool = True  # false: eager, as with vLLM's --enforce-eager and SGLang's --disable-cuda-graph
+    eager_layer_us: float | None = None  # cuda_graphs=false: of the host for a layer; null: steps as with graphs
     fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
     device_token_us: float = 0.0  # timing=silicon: of all devices, for a token, beyond the measured operations
     step_us: float = 200.0  # of the host, for a step
@@ -39,8 +41,9 @@ class FrameworkConfig:
         times = ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us")
         for name in (*times, "prompts_us", "device_token_us"):
             at_least(f"framework.{name}", getattr(self, name), 0)
-        if self.fused_allreduce_mib is not None:
-            at_least("framework.fused_allreduce_mib", self.fused_allreduce_mib, 0)
+        for name in ("fused_allreduce_mib", "eager_layer_us"):
+            if (value := getattr(self, name)) is not None:
+                at_least(f"framework.{name}", value, 0)
 
     @property
     def vllm_key(self) -> tuple[int, ...] | None:
@@ -63,12 +66,17 @@ class FrameworkConfig:
         """Seconds of the host for a step of so many sequences and tokens."""
         return (self.step_us + self.sequence_us * sequences + self.token_us * tokens) * 1e-6
 
-    def step_s(self, device_s: float, sequences: int, tokens: int) -> float:
-        """Seconds of a step whose work takes the device `device_s`."""
+    def step_s(self, device_s: float, sequences: int, tokens: int, layers: int) -> float:
+        """Seconds of a step of so many layers whose work takes the device `device_s`. Without CUDA graphs it takes
+        no less than the host needs for its layers, all else that the host does included.
+        """
         if tokens > sequences:
             device_s = max(device_s, self.prompts_us * 1e-6)
         host_s = self.host_s(sequences, tokens)
-        return max(device_s, host_s) if self.overlap else device_s + host_s
+        step_s = max(device_s, host_s) if self.overlap else device_s + host_s
+        if self.cuda_graphs or self.eager_layer_us is None:
+            return step_s
+        return max(step_s, layers * self.eager_layer_us * 1e-6)
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -47,6 +47,7 @@ def defaults_of(
         tokens=tokens,
         sequences=sequences,
         latent=latent,
+        graphs=bool(framework.cuda_graphs),
     )
 
 
@@ -61,14 +62,15 @@ def server_defaults(
     tokens: int | None = None,
     sequences: int | None = None,
     latent: bool = False,
+    graphs: bool = True,
 ) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
     with so much memory, as 80GiB, or on `groups` of devices that share the sequences, whose limits of a step are
     counted together: vLLM and TensorRT-LLM have a scheduler with these limits for each, SGLang divides them. None
     for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. SGLang's
     share of the memory follows from all its `devices`, from a step's `tokens` and the running `sequences` (None:
-    its own), and from whether attention is `latent`. Raises ConfigError for a memory that is no size, and for a
-    version that is none.
+    its own), from whether attention is `latent`, and from whether there are CUDA `graphs`. Raises ConfigError for a
+    memory that is no size, and for a version that is none.
 
     Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
     since 0.9, devices of 160 GiB the largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
@@ -95,6 +97,7 @@ def server_defaults(
             devices=devices,
             groups=groups,
             latent=latent,
+            graphs=graphs,
         )
         return ServerDefaults(
             f"SGLang {newest}'s server",

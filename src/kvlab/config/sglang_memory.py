@@ -12,6 +12,9 @@ Read in the sources of 0.4.0 to 0.5.23 (`server_args.py`, from 0.5.19 `arg_group
     from 0.5.20     devices of 20 to 35 GiB have twice the tokens of a step, and larger graphs
     from 0.5.22     no graph for more sequences than may run
 
+Without graphs (--disable-cuda-graph) nothing is kept for those of prompts from 0.5.14, nor 2 MiB for others from
+0.5.15. What divided attention has for each sequence of the largest graph stays.
+
 0.5.16 and later can size the cache when graphs have been captured (SGLANG_ENABLE_POST_CAPTURE_KV_SIZING): off by
 default, and not here.
 """
@@ -20,6 +23,7 @@ from typing import NamedTuple
 
 _BY_RESERVE, _BY_TOKENS, _PROMPT_GRAPHS = (0, 4, 8), (0, 5, 3), (0, 5, 10)
 _LARGER, _BOUNDED = (0, 5, 20), (0, 5, 22)
+_NO_PROMPT_GRAPHS, _NO_GRAPHS = (0, 5, 14), (0, 5, 15)  # from which on graphs that are off take nothing
 _LEAST = 0.001  # of a device that is smaller than the reserve, on which SGLang does not start
 _OLD_SHARES = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))  # from so many devices on
 _PROMPT_SIZES = (
@@ -66,19 +70,28 @@ def static_share(
     devices: int = 1,
     groups: int = 1,
     latent: bool = False,
+    graphs: bool = True,
 ) -> float:
     """`mem_fraction_static` with steps of so many `tokens` and at most so many running `sequences`, on `devices` of
-    so many MiB each, in `groups` that share the sequences, for a model with `latent` attention or without.
+    so many MiB each, in `groups` that share the sequences, for a model with `latent` attention or without, and a
+    server with CUDA `graphs` or without.
     """
     if version < _BY_RESERVE:
         share = next(share for least, share in _OLD_SHARES if devices >= least) if mib <= 81_920 else 0.88
         return min(share + 48 * 1_024 * (1 - share) / mib, 1 - 18 * 1_024 / mib) if mib > 96 * 1_024 else share
-    reserve = _reserve(mib, version, tokens, sequences, devices, groups, latent)
+    reserve = _reserve(mib, version, tokens, sequences, devices, groups, latent, graphs)
     return max(_LEAST, round((mib - reserve) / mib, 3))
 
 
 def _reserve(
-    mib: float, version: tuple[int, ...], tokens: int, sequences: int, devices: int, groups: int, latent: bool
+    mib: float,
+    version: tuple[int, ...],
+    tokens: int,
+    sequences: int,
+    devices: int,
+    groups: int,
+    latent: bool,
+    graphs: bool,
 ) -> float:
     """MiB that are left for steps, graphs and what libraries keep."""
     if version < _BY_TOKENS:
@@ -89,10 +102,12 @@ def _reserve(
     graph = one.graph_of_four if devices >= 4 else one.graph
     if version >= _BOUNDED:
         graph = min(graph, sequences)
-    reserve = 512 + 1.5 * max(tokens, 2_048) + 2 * graph + 128 * devices
+    reserve = 512 + 1.5 * max(tokens, 2_048) + 128 * devices
+    if graphs or version < _NO_GRAPHS:
+        reserve += 2 * graph
     if groups > 1:
         reserve += graph * groups * (4.5 if graph > 300 else 3)
-    if version >= _PROMPT_GRAPHS:
+    if version >= _PROMPT_GRAPHS and (graphs or version < _NO_PROMPT_GRAPHS):
         reserve += 1_536 if latent else 8 * _prompt_graphs(tokens)
     return max(reserve, 10 * 1_024) if mib > 60 * 1_024 else reserve
 

@@ -4,9 +4,10 @@ A simulated fleet and a proxy in front of real servers use the same routers: eac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -109,11 +110,13 @@ class Router(ABC):
     prefixes: ClassVar[str] = "none"
     #: prefixes=memory: tokens of a remembered block, blocks of each replica, and of a prompt that are compared
     memory: ClassVar[tuple[int, int, int]] = (16, 31_250, 2**31)
-    #: prefixes=memory: whether it forgets a prompt from its end; else from its beginning, and so the whole of it
+    #: prefixes=memory: whether it forgets a prompt from its end; else from its beginning, behind which blocks count
+    #: as far as any replica's memory has all that is before them
     keeps_heads: ClassVar[bool] = True
 
     def __init__(self, config: FleetConfig, seed: int = 0) -> None:
         self.config = config
+        self.memories = WeakSet[Container[Key]]()  # prefixes=memory: of its replicas
         self.random = np.random.default_rng([seed, 0x666C6565])  # of its own: the workload stays as it is
 
     @abstractmethod

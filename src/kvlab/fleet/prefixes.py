@@ -4,6 +4,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol, Self, overload
+from weakref import WeakSet
 
 import numpy as np
 
@@ -118,30 +119,52 @@ class PrefixView:
 
 class SentPrefixes(PrefixView):
     """What the router itself has sent, in blocks of its own size; the least recently sent are forgotten first. The
-    replica may have evicted them since, or never have kept them.
+    replica may have evicted them since, or never have kept them. With `others`, all replicas' memories, blocks
+    count also behind one that was forgotten here, if another has it.
     """
 
-    def __init__(self, block_size: int, capacity: int, most: int, *, keeps_heads: bool = True) -> None:
+    def __init__(
+        self, block_size: int, capacity: int, most: int, others: WeakSet[Container[Key]] | None = None
+    ) -> None:
         self._size, self._capacity, self._most = block_size, capacity, most
-        self._keeps_heads = keeps_heads
+        self._others = others
         self._sent: OrderedDict[Key, None] = OrderedDict()
+        if others is not None:
+            others.add(self)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._sent
 
     @classmethod
     def of(cls, router: Router) -> Self:
         """What a router remembers of one replica: as much as its settings say, or its class."""
         block_size, capacity, most = router.memory
-        return cls(block_size, router.config.memory_blocks or capacity, most, keeps_heads=router.keeps_heads)
+        others = None if router.keeps_heads else router.memories
+        return cls(block_size, router.config.memory_blocks or capacity, most, others)
 
     @property
     def remembered(self) -> int:
         return len(self._sent)
 
     def cached_tokens(self, request: RoutedRequest, now: float) -> int:
-        return self._size * _leading(request.keys(self._size, self._most), self._sent)
+        keys = request.keys(self._size, self._most)
+        if self._others is None:
+            return self._size * _leading(keys, self._sent)
+        has: Container[Key] = self._sent
+        count = 0
+        for key in keys:
+            if key in self._sent:
+                count += 1
+            elif key not in has:  # the one that had the block before, most likely
+                found = next((other for other in self._others if key in other), None)
+                if found is None:
+                    break
+                has = found
+        return self._size * count
 
     def sent(self, request: RoutedRequest) -> None:
         keys = request.keys(self._size, self._most)
-        for key in keys[::-1] if self._keeps_heads else keys[:]:  # what comes first is older, and goes first
+        for key in keys[::-1] if self._others is None else keys[:]:  # what comes first is older, and goes first
             self._sent[key] = None
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:

@@ -32,7 +32,7 @@ class Weighted(Router):
         return self.highest(replicas, scores)
 
     def prefix_scores(self, request: RoutedRequest, replicas: Sequence[ReplicaView]) -> list[float]:
-        """The share of the prompt that is cached, of what is compared of it."""
+        """The share of the prompt's whole blocks that is cached, of those that are compared."""
         block_size, _, most_blocks = self.memory
-        compared = max(min(request.prompt_tokens, block_size * most_blocks), 1)
+        compared = max(block_size * min(request.prompt_tokens // block_size, most_blocks), 1)
         return [min(view.cached_tokens(request) / compared, 1.0) for view in replicas]

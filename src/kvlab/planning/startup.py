@@ -18,6 +18,8 @@ vLLM runs its largest step once and samples a full batch before it sizes the cac
                 start that finds its kernels compiled (a warm cache) does not, and gives those bytes to the cache
     graphs      from 0.21 an estimate of the CUDA graphs is kept free: one segment of PyTorch's allocator for each
                 graph; not by V2 as it was in 0.28
+
+With enforce_eager nothing is compiled and there are no graphs (framework.cuda_graphs=false).
 """
 
 from typing import NamedTuple
@@ -84,11 +86,11 @@ def startup(framework: FrameworkConfig) -> Startup:
         return Startup(
             logit_bytes=38 if sorts and not flashinfer else FLASHINFER_BYTES,  # Triton's takes as many
             scratch_rows=0 if sorts or flashinfer else 128,
-            compiles=version >= (0, 16),
-            graphs=version >= (0, 21),
+            compiles=version >= (0, 16) and framework.cuda_graphs,
+            graphs=version >= (0, 21) and framework.cuda_graphs,
             unsure=version < (0, 11, 1) and framework.flashinfer_sampler is None,
         )
-    return Startup(6, compiles=True, graphs=version >= (0, 29))
+    return Startup(6, compiles=framework.cuda_graphs, graphs=version >= (0, 29) and framework.cuda_graphs)
 
 
 def graph_bytes(max_batch_size: int, max_batched_tokens: int, row_bytes: int) -> int:

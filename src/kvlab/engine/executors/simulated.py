@@ -47,6 +47,7 @@ class SimulatedExecutor(Executor):
         self._timing, self._framework = timing, framework
         # Groups of devices that share the sequences have a host process each.
         self._groups = model.division.data if isinstance(model, SparseConfig) else 1
+        self._layers = model.num_layers
         tokens, ends = np.arange(model.vocab_size), np.array(model.eos_token_ids, np.int64)
         self._tokens = tokens[np.isin(tokens, ends, invert=True, kind="table")]
 
@@ -56,7 +57,7 @@ class SimulatedExecutor(Executor):
         elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
         if not self._timing.includes_host:
             share = self._of_a_host(len(step.sequences), len(step.token_ids))
-            elapsed_s = self._framework.step_s(elapsed_s, *share)
+            elapsed_s = self._framework.step_s(elapsed_s, *share, self._layers)
         return StepResult(drawn.tolist(), elapsed_s=elapsed_s)
 
     def _of_a_host(self, sequences: int, tokens: int) -> tuple[int, int]:
@@ -76,7 +77,7 @@ class SimulatedExecutor(Executor):
             return None
         if not self._timing.includes_host:
             share = self._of_a_host(len(new_tokens), int(new_tokens.sum()))
-            seconds = [self._framework.step_s(device_s, *share) for device_s in seconds]
+            seconds = [self._framework.step_s(device_s, *share, self._layers) for device_s in seconds]
         outputs = num_outputs + np.arange(len(lengths))[:, None]
         return self._draw(specs, outputs), seconds
 

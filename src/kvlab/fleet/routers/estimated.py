@@ -11,7 +11,9 @@ from kvlab.fleet.weighted import Weighted
 class Estimated(Weighted):
     """llm-d without KV events: 1 x prefix + 1 x free memory + 1 x short queue. It remembers 31,250 blocks of 64
     characters, 16 tokens, of each replica, and compares the first 256 of a prompt. Of those that it sent longest
-    ago it forgets the beginning first, behind which nothing matches (its indexer adds a prompt's blocks in order).
+    ago it forgets the beginning first: its indexer adds a prompt's blocks in order. What is left of a prompt counts
+    as long as another replica's memory has the beginning (`matchLongestPrefix` in the prefix plugin of
+    gateway-api-inference-extension 0.5.1).
     """
 
     prefixes = "memory"

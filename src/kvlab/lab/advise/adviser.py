@@ -220,6 +220,8 @@ class Adviser:
     def _sure(self) -> str:
         """What the errors of predicted gains have been."""
         tables = self.config.framework.tables
+        if not self.config.framework.cuda_graphs:
+            return "no deployments without CUDA graphs were measured; errors are taken to be those with them"
         is_sparse = is_mixture(decoder_config(self.config.model, simulated=True))
         if not (text := ratios(tables, is_sparse=is_sparse)):
             return f"no deployments of {tables} were measured; errors are taken to be the widest of others"

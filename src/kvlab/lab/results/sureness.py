@@ -48,8 +48,10 @@ class Simulated(NamedTuple):
 
 def predicted(groups: Sequence[Simulated], log: RunLog) -> Predicted | None:
     """Of a run on these replicas; of several groups with the widest of their errors. None: no request has both
-    latencies, or no deployment of a framework was measured.
+    latencies, or no deployment of a framework was measured so: none without CUDA graphs.
     """
+    if not all(group.config.framework.cuda_graphs for group in groups):
+        return None
     served = [record for record in log.records if record.ttft_ms is not None and record.tpot_ms is not None]
     errors = dict[str, Interval]()
     for group in groups:
@@ -112,8 +114,9 @@ def ratios_off(plans: Iterable[EnginePlan]) -> str:
     """
     return _ratios_of(
         {
-            (plan.config.framework.tables if isinstance(plan.timing, SiliconTiming) else "", is_mixture(plan.model))
+            (framework.tables if framework.cuda_graphs and is_measured else "", is_mixture(plan.model))
             for plan in plans
+            for framework, is_measured in [(plan.config.framework, isinstance(plan.timing, SiliconTiming))]
         }
     )
 

@@ -52,6 +52,7 @@ class Timing(ABC):
     """Where the times of one deployment's steps come from."""
 
     source = "what was measured"  # of the times of its steps
+    includes_host = False  # whether they have the host's share in them already
     because: str | None = None  # to know before there are figures: why not what `auto` prefers; how near it was
 
     @classmethod
@@ -80,8 +81,6 @@ class Timing(ABC):
 
 class StepTiming(Timing):
     """Times each step by what it computes."""
-
-    includes_host = False  # whether `device_s` has the host's share in it already
 
     @abstractmethod
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:

@@ -61,7 +61,9 @@ class FittedTiming(StepTiming):
         return f"fitted on {calibration.machine}, {threads}"
 
     def unread(self, hardware: HardwareConfig, framework: FrameworkConfig) -> list[str]:
-        return self._unread(set_rates(hardware), "roofline") + self._unread(set_kernels(framework), "silicon")
+        eager = [] if framework.cuda_graphs else set_kernels(framework, ["eager_layer_us"])
+        unread = self._unread([*set_rates(hardware), *eager], "roofline")
+        return unread + self._unread(set_kernels(framework), "silicon")
 
     def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
         return self._seconds(new_tokens, lengths, sampled, 0)

@@ -1,0 +1,34 @@
+"""What a router remembers of the prompts that it sent to each replica."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.config.fleet import FleetConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.fleet.prefixes import RoutedPrompt, SentPrefixes
+from kvlab.fleet.routers import ROUTERS
+from tests.support.model import prompt_for
+
+
+def test_what_is_left_of_a_prompt_counts_for_llm_d_while_another_replica_has_its_beginning() -> None:
+    router = ROUTERS.get("estimated")(FleetConfig(memory_blocks=3))
+    views = [SentPrefixes.of(router) for _ in range(2)]
+    first, second = (
+        RoutedPrompt(Request(name, prompt_for(name, 32), SamplingParams(max_tokens=1)), name) for name in "ab"
+    )
+    views[0].sent(first)
+    views[1].sent(first)
+    views[0].sent(second)  # which forgets the first block of the other
+    assert [view.cached_tokens(first, 0.0) for view in views] == [16, 32]
+    del views[1]
+    assert views[0].cached_tokens(first, 0.0) == 0
+
+
+@pytest.mark.parametrize(("router", "blocks"), [("cache_aware", [1, 2]), ("estimated", [0, 2])])
+def test_what_is_forgotten_of_a_prompt_is_its_end_or_all_of_it(router: str, blocks: list[int]) -> None:
+    view = SentPrefixes.of(ROUTERS.get(router)(FleetConfig(memory_blocks=3)))
+    sent = [RoutedPrompt(Request(name, prompt_for(name, 32), SamplingParams(max_tokens=1)), name) for name in "ab"]
+    for request in sent:
+        view.sent(request)
+    assert [view.cached_tokens(request, 0.0) // 16 for request in sent] == blocks
