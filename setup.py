@@ -12,7 +12,7 @@ setup(
     package_data={
         "kvlab": [
             *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "workloads/*.jsonl", "**/*.j2"),
-            *("simulation/*.csv", "models/*.txt"),
+            *("simulation/*.csv", "models/*.txt", "lab/results/*.yaml"),
             *("server/*.html", "server/*.json"),
         ],
         "kvlab.conf": ["**/*.yaml"],
