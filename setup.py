@@ -12,7 +12,7 @@ setup(
     package_data={
         "kvlab": [
             *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "workloads/*.jsonl", "**/*.j2"),
-            *("simulation/*.csv", "models/*.txt", "lab/results/*.yaml"),
+            *("simulation/*.csv", "models/*.txt", "models/*.json", "cli/*.yaml", "lab/results/*.yaml"),
             *("server/*.html", "server/*.json"),
         ],
         "kvlab.conf": ["**/*.yaml"],
