@@ -10,7 +10,6 @@ from kvlab.config.workload import FILES
 from kvlab.registry import registry
 from kvlab.secrets import redacted
 
-
 IsRead = Callable[[RunConfig], bool]
 Reader = tuple[IsRead, str]  # the last fields of a Condition
 
