@@ -1,7 +1,5 @@
 """Which settings there are, and what others call them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextvars import ContextVar
