@@ -11,9 +11,8 @@ setup(
     package_dir={"": "src", "kvlab.conf": "conf"},
     package_data={
         "kvlab": [
-            *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "workloads/*.jsonl", "**/*.j2"),
-            *("simulation/*.csv", "models/*.txt"),
-            *("server/*.html", "server/*.json"),
+            *("py.typed", "kernels/cpu/*.cpp", "kernels/cpu/*.hpp", "simulation/*.csv", "models/*.txt"),
+            *("workloads/*.jsonl", "server/*.html", "**/*.j2", "**/*.json", "**/*.yaml"),
         ],
         "kvlab.conf": ["**/*.yaml"],
     },

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.compose import compose_run
-from kvlab.cli.known import ALIASES, known_keys
+from kvlab.cli.known import aliases, known_keys
 from kvlab.cli.overrides import written_out
 from kvlab.errors import ConfigError
 
 
 def test_every_alias_leads_to_a_setting() -> None:
     settings, sections, _ = known_keys()
-    assert {*ALIASES.values()} <= {*settings, *sections}
-    assert not {*ALIASES} & {*settings, *sections}
+    assert {*aliases().values()} <= {*settings, *sections}
+    assert not {*aliases()} & {*settings, *sections}
 
 
 @pytest.mark.parametrize(

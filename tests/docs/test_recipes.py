@@ -89,4 +89,3 @@ def test_the_metric_is_the_longest_gap(plugin: list[list[str]]) -> None:
     records = [record(1.0, 1.25, 2.0), record(3.0), record(1.0, 5.0, reason=FinishReason.FAILED)]
     assert longest_gap.longest_gap(records) == {"latency/itl_ms_max": 750.0}
     assert longest_gap.longest_gap(records[1:]) == {}
-    assert longest_gap.LONGEST_GAP.text(750.0) == "750.0 ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.kv.tiers.link import SimulatedLink
+from kvlab.kv.tiers.base import SimulatedLink
 
 
 def test_transfers_queue_behind_each_other_and_their_latencies_overlap() -> None:

@@ -64,8 +64,7 @@ def main(settings: CalibrateSettings, names: list[str]) -> int:
     if not names:
         raise ConfigError("runs", None, "name directories of recorded runs: kvlab calibrate outputs/a outputs/b")
     from kvlab.cli.recorded import find_runs, read_real_run
-    from kvlab.lab.calibrate import calibrate, check
-    from kvlab.lab.calibrate_text import show_fit
+    from kvlab.lab.calibrate import calibrate, check, show_fit
     from kvlab.lab.files import write_text
     from kvlab.lab.terminal import Terminal
 

@@ -1,59 +1,24 @@
 """Which settings there are, and what others call them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 #: The settings of the command that runs, beside those of a run: what a key that is neither may have meant.
 OWN_KEYS: ContextVar[tuple[str, ...]] = ContextVar("OWN_KEYS", default=())
-#: What vLLM and SGLang call a setting, as docs/glossary.md has it, and common short names.
-ALIASES = {
-    "max_num_seqs": "scheduler.max_batch_size",
-    "max_running_requests": "scheduler.max_batch_size",
-    "batch_size": "scheduler.max_batch_size",
-    "max_num_batched_tokens": "scheduler.max_batched_tokens",
-    "max_prefill_tokens": "scheduler.max_batched_tokens",
-    "chunked_prefill_size": "scheduler.max_batched_tokens",
-    "long_prefill_token_threshold": "scheduler.long_prefill_threshold",
-    "enable_chunked_prefill": "scheduler.chunk_unit",
-    "scheduling_policy": "scheduler.order",
-    "schedule_policy": "scheduler.order",
-    "schedule_conservativeness": "scheduler.conservativeness",
-    "gpu_memory_utilization": "executor.memory_utilization",
-    "mem_fraction_static": "executor.memory_utilization",
-    "kv_cache_memory_bytes": "kv.memory",
-    "num_gpu_blocks_override": "kv.num_blocks",
-    "page_size": "kv.block_size",
-    "enable_prefix_caching": "kv.prefix_sharing",
-    "disable_radix_cache": "kv.prefix_sharing",
-    "radix_eviction_policy": "kv.eviction",
-    "kv_cache_dtype": "kv.dtype",
-    "swap_space": "kv.offload",
-    "max_model_len": "model.max_seq_len",
-    "context_length": "model.max_seq_len",
-    "tensor_parallel": "executor.tensor_parallel",
-    "tensor_parallel_size": "executor.tensor_parallel",
-    "tp_size": "executor.tensor_parallel",
-    "tp": "executor.tensor_parallel",
-    "dtype": "executor.dtype",
-    "quantization": "executor.weights",
-    "attention_backend": "attention.backend",
-    "request_rate": "workload.rate",
-    "qps": "workload.rate",
-    "rps": "workload.rate",
-    "num_prompts": "workload.num_requests",
-    "max_concurrency": "workload.concurrency",
-    "input_len": "workload.prompt_len",
-    "random_input_len": "workload.prompt_len",
-    "random_output_len": "workload.output_len",
-    "gpu": "hardware",
-    "device": "executor.device",
-}
+
+
+@cache
+def aliases() -> dict[str, str]:
+    """What vLLM and SGLang call settings, and common short names: the setting of each."""
+    import yaml  # so that --help answers at once
+
+    names_of = yaml.safe_load(Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8"))
+    return {name: setting for setting, names in names_of.items() for name in names}
 
 
 def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -90,6 +55,6 @@ def meant(option: str) -> str | None:
     """The setting that an option stands for, as those of vLLM's and SGLang's servers; None: not known."""
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     settings, sections, _ = known_keys()
-    if name in ALIASES or name in (*settings, *sections):
-        return ALIASES.get(name, name)
+    if name in aliases() or name in (*settings, *sections):
+        return aliases().get(name, name)
     return next((key for key in (*OWN_KEYS.get(), *settings) if key.rpartition(".")[2] == name), None)

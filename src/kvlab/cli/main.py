@@ -1,9 +1,12 @@
 """`kvlab`: one name for all commands. It imports none of them before one is chosen."""
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from typing import NamedTuple
 
 from kvlab.cli.output import lasting_output
@@ -16,41 +19,12 @@ class Command(NamedTuple):
 
     purpose: str
     example: str
+    others: Sequence[str] = ()  # what other programs call it
 
 
-COMMANDS = {
-    "run": Command("serve a workload once, or with -m, sweep= or repeats= many times", "kv=paged workload=burst16"),
-    "generate": Command("one answer of a model, word by word", 'model=smollm2_135m "Why is the sky blue?"'),
-    "chat": Command("talk to a model; the conversation stays in the KV cache", "model=smollm2_135m"),
-    "fetch": Command("bring a published model to this machine, once", "smollm2"),
-    "advise": Command("what to change: from traffic to a plan", "workload=azure model=llama3_1_8b hardware=l40s"),
-    "tune": Command("search the best batch and pool within a memory", "optimize=latency/e2el_ms_p99 memory=2GiB"),
-    "import": Command("traffic of your own as a workload: logs, tables, results", "requests.csv to=mine.jsonl"),
-    "record": Command("pass a server's traffic through, and write a trace of it", "upstream=http://127.0.0.1:8000"),
-    "watch": Command("what a running server's prefix cache has and loses", "events=tcp://127.0.0.1:5557"),
-    "explain": Command("why requests took so long, and what would have helped", "run=outputs/... slowest=10"),
-    "report": Command("compare runs, with intervals and verdicts", "outputs/a outputs/b"),
-    "export": Command("a run as a benchmark report of llm-d", "outputs/... to=report.yaml"),
-    "capacity": Command("how many sequences fit in a memory", "model=qwen3_4b memory=16GiB"),
-    "replay": Command("what each eviction policy finds again, and the optimum", "workload=multi_turn"),
-    "calibrate": Command("fit the time of a step to recorded runs, to simulate with", "outputs/a outputs/b"),
-    "roofline": Command("what this machine sustains, and how much of it a run reached", "run=outputs/a"),
-    "serve": Command("answer OpenAI's protocol over HTTP", "model=smollm2_135m server.port=8000"),
-    "route": Command(
-        "one address for several servers, and a router among them", "'upstreams=[http://a:8000,http://b:8000]'"
-    ),
-    "peers": Command("make an environment for another engine", "install vllm"),
-    "ui": Command("open the tracked runs in the browser", "--port 5000"),
-}
-#: What other programs call commands, and what these are here.
-_MEANT = {
-    **dict.fromkeys(("bench", "benchmark", "simulate", "sweep"), "run"),
-    **dict.fromkeys(("compare", "diff"), "report"),
-    **dict.fromkeys(("download", "pull"), "fetch"),
-    **dict.fromkeys(("optimize", "search"), "tune"),
-    "complete": "generate",
-    "router": "route",
-}
+_FILE = Path(__file__).with_name("commands.json")
+COMMANDS = {name: Command(**about) for name, about in json.loads(_FILE.read_text(encoding="utf-8")).items()}
+_MEANT = {other: name for name, command in COMMANDS.items() for other in command.others}
 _COMPLETED = ("run", "tune", "capacity")  # those that take the settings of a run
 
 

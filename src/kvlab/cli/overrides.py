@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from kvlab.cli.known import ALIASES, OWN_KEYS, known_keys, meant
+from kvlab.cli.known import OWN_KEYS, aliases, known_keys, meant
 from kvlab.cli.shortcuts import expanded
 from kvlab.errors import ConfigError
 from kvlab.paths import CONF
@@ -74,7 +74,7 @@ def check_key(key: str, value: str) -> None:
     last = key.rpartition(".")[2]
     if key in _OF_COMMANDS:
         raise ConfigError(key, redacted(key, value), f"unknown to this command; it {_OF_COMMANDS[key]}")
-    near = [ALIASES[last]] if last in ALIASES else []
+    near = [aliases()[last]] if last in aliases() else []
     near += [name for name in settings if name.rpartition(".")[2] == last]
     if not near and len(last) > 3:
         longer = [name for name in (*settings, *sections) if name.rpartition(".")[2].startswith(f"{last}_")]

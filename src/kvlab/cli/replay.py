@@ -114,7 +114,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
 
 @command(__doc__, ReplaySettings, bare=False)
 def main(settings: ReplaySettings, overrides: list[str]) -> int:
-    from kvlab.lab.prefix_replay.text import show_curves
+    from kvlab.lab.prefix_replay.curves import show_curves
     from kvlab.lab.terminal import Terminal
 
     console = Terminal(stderr=settings.json)

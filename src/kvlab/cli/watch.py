@@ -58,7 +58,7 @@ def _watch(settings: WatchSettings, pool: ServerPool, console: Terminal) -> Serv
     from kvlab.lab.run.interrupt import stop_on_signal
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.watch.server_metrics import ServerMetrics, read_metrics
-    from kvlab.lab.watch.text import line
+    from kvlab.lab.watch.view import line
     from kvlab.peers.kv_events import EventListener
 
     metrics: ServerMetrics | str | None = None
@@ -123,8 +123,7 @@ def main(settings: WatchSettings) -> int:
     from kvlab.extras import need_events
     from kvlab.lab.terminal import Terminal
     from kvlab.lab.traffic import read_key
-    from kvlab.lab.watch.text import show, show_verdict
-    from kvlab.lab.watch.view import ServerPool
+    from kvlab.lab.watch.view import ServerPool, show, show_verdict
     from kvlab.workloads.prompt_blocks import BlockHasher
 
     need_events("events", settings.events)
@@ -151,7 +150,7 @@ def main(settings: WatchSettings) -> int:
     if verdict is not None:
         show_verdict(verdict, pool, console)
     if curves is not None:
-        from kvlab.lab.prefix_replay.text import show_curves
+        from kvlab.lab.prefix_replay.curves import show_curves
 
         console.print()
         show_curves(curves, console)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvlab.config.run import RunConfig
@@ -9,31 +10,52 @@ from kvlab.config.workload import FILES
 from kvlab.registry import registry
 from kvlab.secrets import redacted
 
+IsRead = Callable[[RunConfig], bool]
+Reader = tuple[IsRead, str]  # the last fields of a Condition
+
 
 class Condition(NamedTuple):
     """A setting that only some choices read."""
 
     key: str
-    is_read: Callable[[RunConfig], bool]
+    is_read: IsRead
     by: str  # what reads it, in words
     but: tuple[str, ...] = ()  # settings below the key that have a condition of their own
 
 
-def _each(section: str, names: str, is_read: Callable[[RunConfig], bool], by: str) -> Iterator[Condition]:
+def _each(section: str, names: str, is_read: IsRead, by: str) -> Iterator[Condition]:
     """The same condition of several settings of a section."""
     return (Condition(f"{section}.{name}", is_read, by) for name in names.split())
 
 
-def _chosen(key: str, *names: str) -> Callable[[RunConfig], bool]:
+def _chosen(key: str, *names: str) -> IsRead:
     """Whether one of these is chosen, or one that is not kvlab's own, which may read anything."""
 
     def is_read(config: RunConfig) -> bool:
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        value = attrgetter(key)(config)
         return value in names or value not in registry(key).own_names()
 
     return is_read
+
+
+def _named(key: str, name: str) -> Reader:
+    """That this is chosen, and that in words."""
+    return _chosen(key, name), f"{key}={name}"
+
+
+def _is(key: str, value: str) -> Reader:
+    """That a setting has this value, and that in words."""
+    return lambda config: attrgetter(key)(config) == value, f"{key}={value}"
+
+
+def _at_least(key: str, least: int) -> Reader:
+    """That a number is so large, and that in words."""
+    return lambda config: attrgetter(key)(config) >= least, f"{key} of {least} or more"
+
+
+def _above_zero(key: str) -> Reader:
+    """That a number is not 0, and that in words."""
+    return lambda config: attrgetter(key)(config) > 0, f"{key} of more than 0"
 
 
 #: Routers that look at replicas' queues and memory, and at their prefix caches.
@@ -116,12 +138,8 @@ CONDITIONS = (
         lambda config: config.scheduler.policy == "static" or config.engine.kind == "transformers_static",
         "scheduler=static",
     ),
-    Condition(
-        "scheduler.max_decode_seqs",
-        _chosen("scheduler.order", "decode_round_robin"),
-        "scheduler.order=decode_round_robin",
-    ),
-    Condition("scheduler.default_deadline_s", _chosen("scheduler.order", "deadline"), "scheduler.order=deadline"),
+    Condition("scheduler.max_decode_seqs", *_named("scheduler.order", "decode_round_robin")),
+    Condition("scheduler.default_deadline_s", *_named("scheduler.order", "deadline")),
     Condition(
         "scheduler.aging_s",
         _chosen("scheduler.order", "priority", "shortest_first", "longest_prefix"),
@@ -132,11 +150,7 @@ CONDITIONS = (
         lambda config: not config.scheduler.reserves_output,
         "schedulers that do not reserve whole answers (scheduler.reserve_output=false)",
     ),
-    Condition(
-        "scheduler.prefill_wait_tokens",
-        lambda config: config.scheduler.prefill_wait_steps > 0,
-        "scheduler.prefill_wait_steps of 1 or more",
-    ),
+    Condition("scheduler.prefill_wait_tokens", *_at_least("scheduler.prefill_wait_steps", 1)),
     *_each(
         "scheduler.speculation",
         "num_speculative_tokens prompt_lookup_min prompt_lookup_max",
@@ -145,8 +159,8 @@ CONDITIONS = (
     ),
     Condition("kv.eviction", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
     Condition("kv.pinned_share", _pins, "workload.pin_prefix=true, and pin_tokens of workload=jsonl"),
-    Condition("kv.pin_ttl_s", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
-    Condition("workload.pin_prefix", lambda config: config.kv.pinned_share > 0, "kv.pinned_share of more than 0"),
+    Condition("kv.pin_ttl_s", *_above_zero("kv.pinned_share")),
+    Condition("workload.pin_prefix", *_above_zero("kv.pinned_share")),
     Condition(
         "kv.quota",
         lambda config: config.workload.salt_groups or not _is_synthetic(config),
@@ -174,7 +188,7 @@ CONDITIONS = (
     ),
     Condition("model.tokenizer", _reads_words, "executors that compute, and workloads of words, as workload=chat"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
-    Condition("attention.prefer", lambda config: config.attention.backend == "auto", "attention.backend=auto"),
+    Condition("attention.prefer", *_is("attention.backend", "auto")),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
     Condition("workload.arrival", _has_arrivals, "workloads other than jsonl, whose lines have arrival_s"),
     Condition(
@@ -183,12 +197,7 @@ CONDITIONS = (
         "workload.arrival=poisson, uniform or gamma; all requests at once have no rate, and those of a trace have "
         "times (workload.rate_scale)",
     ),
-    *_each(
-        "fleet",
-        "router life store neighbours",
-        lambda config: config.fleet.replicas > 1,
-        "fleet.replicas of 2 or more",
-    ),
+    *_each("fleet", "router life store neighbours", *_at_least("fleet.replicas", 2)),
     Condition("fleet.load", _sees_load, f"the routers {', '.join(_OF_LOAD)} of 2 replicas or more"),
     Condition(
         "fleet.load_s",
@@ -212,9 +221,7 @@ CONDITIONS = (
         lambda config: config.fleet.replicas > 1 and config.fleet.scale.on is not None,
         "fleet.scale.on, with fleet.replicas of 2 or more",
     ),
-    *_each(
-        "fleet", "split_tokens handshake", lambda config: config.fleet.prefill > 0, "fleet.prefill of 1 or more"
-    ),
+    *_each("fleet", "split_tokens handshake", *_at_least("fleet.prefill", 1)),
     Condition(
         "fleet.prefill_scale",
         lambda config: config.fleet.prefill > 0 and config.fleet.prefill_scale.on is not None,
@@ -245,10 +252,10 @@ CONDITIONS = (
         lambda config: config.fleet.fed_by("prefixes") != "none",
         "a router that sees prefixes: precise, estimated, or load with fleet.prefixes",
     ),
-    Condition("fleet.temperature", _chosen("fleet.router", "dynamo"), "fleet.router=dynamo"),
-    Condition("workload.burstiness", lambda config: config.workload.arrival == "gamma", "workload.arrival=gamma"),
-    Condition("workload.think_s", lambda config: config.workload.turns > 1, "workload.turns of 2 or more"),
-    Condition("workload.zipf", lambda config: config.workload.num_groups > 1, "workload.num_groups of 2 or more"),
+    Condition("fleet.temperature", *_named("fleet.router", "dynamo")),
+    Condition("workload.burstiness", *_is("workload.arrival", "gamma")),
+    Condition("workload.think_s", *_at_least("workload.turns", 2)),
+    Condition("workload.zipf", *_at_least("workload.num_groups", 2)),
     Condition(
         "workload.num_groups",
         lambda config: config.workload.group_len > 0 or config.workload.salt_groups,
@@ -270,18 +277,8 @@ CONDITIONS = (
         _chosen("workload.source", "synthetic", "chat", "recorded"),
         "synthetic workloads, chat and recorded",
     ),
-    *_each(
-        "workload.prompt_len",
-        "median sigma",
-        lambda config: config.workload.prompt_len.distribution == "lognormal",
-        "workload.prompt_len.distribution=lognormal",
-    ),
-    *_each(
-        "workload.output_len",
-        "median sigma",
-        lambda config: config.workload.output_len.distribution == "lognormal",
-        "workload.output_len.distribution=lognormal",
-    ),
+    *_each("workload.prompt_len", "median sigma", *_is("workload.prompt_len.distribution", "lognormal")),
+    *_each("workload.output_len", "median sigma", *_is("workload.output_len.distribution", "lognormal")),
     Condition(
         "workload.priorities",
         lambda config: (
@@ -304,9 +301,7 @@ CONDITIONS = (
         lambda config: not _is_simulated(config) or config.workload.source == "chat",  # which has it from its file
         "executors that compute; simulated ones never draw an end of sequence",
     ),
-    *_each(
-        "debug.faults", "kind seed", lambda config: config.debug.faults.rate > 0, "debug.faults.rate of more than 0"
-    ),
+    *_each("debug.faults", "kind seed", *_above_zero("debug.faults.rate")),
     *_each(
         "tracking",
         "uri experiment artifacts timeout_s system_metrics",
@@ -328,11 +323,8 @@ def without_effect(config: RunConfig) -> list[str]:
     for condition in CONDITIONS:
         if condition.is_read(config):
             continue
-        section: Any = config
-        *groups, name = condition.key.split(".")
-        for group in groups:
-            section = getattr(section, group)
-        for key, value in _set(section, name, condition.key):
+        owner, _, name = condition.key.rpartition(".")
+        for key, value in _set(attrgetter(owner)(config) if owner else config, name, condition.key):
             if key.removeprefix(f"{condition.key}.") in condition.but:
                 continue
             text = f"{key}={redacted(key, value)} has no effect here: it is read by {condition.by}"

@@ -31,7 +31,7 @@ from kvlab.kv.prefix import PrefixIndex, salt_bytes
 from kvlab.kv.prefix_lookup import PoolLookup, PrefixLookup, TierLookup, WindowLookup
 from kvlab.kv.protocol import KVCachePool, Numbers
 from kvlab.kv.sharing import PrefixSharing
-from kvlab.kv.slot_opening import SlotOpener, check_opening
+from kvlab.kv.slot_opening import Opening, SlotOpener
 from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import keys_behind
@@ -140,19 +140,11 @@ class BlockPool(KVCachePool):
         reuse: bool = True,
     ) -> int:
         tokens = initial_tokens if token_ids is None else len(token_ids)
-        check_opening(tokens, self.max_seq_len, keep_free, salt)
-        slot = self._opener.open(
-            tokens,
-            token_ids,
-            salt,
-            first_tokens,
-            keep_free,
-            all_fit=all_fit,
-            most_tokens=most_tokens,
-            resumed=resumed,
-            swapped=swapped,
-            reuse=reuse,
+        asked = Opening(
+            tokens, token_ids, salt, first_tokens, all_fit, most_tokens, keep_free, resumed, swapped, reuse
         )
+        asked.check(self.max_seq_len)
+        slot = self._opener.open(asked)
         self._prompt_tokens += 0 if resumed else tokens
         return slot
 

@@ -11,14 +11,28 @@ from kvlab.kv.prefix_lookup import PrefixLookup
 from kvlab.kv.tiers.offload import Offload
 
 
-def check_opening(tokens: int, max_seq_len: int, keep_free: int, salt: Salt) -> None:
-    """Raise SlotError for what no slot can be opened with."""
-    if tokens < 0 or keep_free < 0:
-        raise SlotError(f"initial_tokens={tokens}, keep_free={keep_free}: must be at least 0")
-    if tokens > max_seq_len:
-        raise SlotError(f"{tokens} tokens are more than max_seq_len={max_seq_len}")
-    if salt is not None and not isinstance(salt, str | int):
-        raise SlotError(f"salt={salt!r}: must be text or a whole number")
+class Opening(NamedTuple):
+    """What a slot is to be opened with: see `KVCachePool.allocate_slot`."""
+
+    tokens: int
+    token_ids: Sequence[int] | None
+    salt: Salt
+    first_tokens: int | None
+    all_fit: bool
+    most_tokens: int | None
+    keep_free: int
+    resumed: bool
+    swapped: int | None
+    reuse: bool
+
+    def check(self, max_seq_len: int) -> None:
+        """Raise SlotError for what no slot of a pool with this limit can be opened with."""
+        if self.tokens < 0 or self.keep_free < 0:
+            raise SlotError(f"initial_tokens={self.tokens}, keep_free={self.keep_free}: must be at least 0")
+        if self.tokens > max_seq_len:
+            raise SlotError(f"{self.tokens} tokens are more than max_seq_len={max_seq_len}")
+        if self.salt is not None and not isinstance(self.salt, str | int):
+            raise SlotError(f"salt={self.salt!r}: must be text or a whole number")
 
 
 class _Demand(NamedTuple):
@@ -49,31 +63,17 @@ class SlotOpener:
         self._groups, self._lookup, self._offload = groups, lookup, offload
         self._step_tokens, self._first_blocks, self._give_back = step_tokens, first_blocks, give_back
 
-    def open(
-        self,
-        tokens: int,
-        token_ids: Sequence[int] | None,
-        salt: Salt,
-        first_tokens: int | None,
-        keep_free: int,
-        *,
-        all_fit: bool,
-        most_tokens: int | None,
-        resumed: bool,
-        swapped: int | None,
-        reuse: bool,
-    ) -> int:
+    def open(self, asked: Opening) -> int:
         """See `KVCachePool.allocate_slot`; so many tokens fit into a slot."""
         offload, ledger = self._offload, self._groups[0].ledger
         allocator, size = ledger.allocator, ledger.tables.block_size
-        asked = tokens, (token_ids if reuse else None) or (), salt, first_tokens, all_fit, most_tokens, swapped
-        demand = self._demand(*asked)
-        if max(demand.wanted, demand.lasting + keep_free) > allocator.num_free() and self._give_back():
-            demand = self._demand(*asked)
-        ledger.check_room(demand.lasting, keep_free)
+        demand = self._demand(asked)
+        if max(demand.wanted, demand.lasting + asked.keep_free) > allocator.num_free() and self._give_back():
+            demand = self._demand(asked)
+        ledger.check_room(demand.lasting, asked.keep_free)
         ledger.check_room(demand.wanted)
         hits, plans = demand.hits, demand.groups
-        allocator.eviction.set_demand(salt, demand.first)
+        allocator.eviction.set_demand(asked.salt, demand.first)
         offload.hold(hits.keys, hits.without)
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
@@ -87,45 +87,37 @@ class SlotOpener:
             allocator.touch(in_pool)
             tables.stored[slot] = hits.stored * size
             # The last token of a prompt is run in any case: its logits pick the next one.
-            tables.lengths[slot] = tables.cached[slot] = min(hits.ready * size, max(tokens - 1, 0))
-            group.sharing.open(slot, token_ids, salt, in_pool if hits.ready else (), resumed=resumed)
-        allocator.eviction.set_demand(salt, 0)
+            tables.lengths[slot] = tables.cached[slot] = min(hits.ready * size, max(asked.tokens - 1, 0))
+            shared = in_pool if hits.ready else ()
+            group.sharing.open(slot, asked.token_ids, asked.salt, shared, resumed=asked.resumed)
+        allocator.eviction.set_demand(asked.salt, 0)
         if hits.keys:
             self._load(slot, hits)
-        if swapped is not None:
+        if asked.swapped is not None:
             offload.swaps.blocks_in += len(hits.keys)
-            offload.swaps.end(swapped)
+            offload.swaps.end(asked.swapped)
         return slot
 
-    def _demand(
-        self,
-        tokens: int,
-        known: Sequence[int],
-        salt: Salt,
-        first_tokens: int | None,
-        all_fit: bool,
-        most_tokens: int | None,
-        swapped: int | None,
-    ) -> _Demand:
-        """What a slot takes for so many tokens, of which those that are `known` may be found."""
-        offload, ledger = self._offload, self._groups[0].ledger
-        swap = None if swapped is None else offload.swaps.by_ticket[swapped]
-        hits = self._lookup.find(known, salt, swap)
+    def _demand(self, asked: Opening) -> _Demand:
+        """What a slot takes."""
+        offload, ledger, tokens = self._offload, self._groups[0].ledger, asked.tokens
+        swap = None if asked.swapped is None else offload.swaps.by_ticket[asked.swapped]
+        hits = self._lookup.find((asked.token_ids if asked.reuse else None) or (), asked.salt, swap)
         to_come = min(hits.count * ledger.tables.block_size, max(tokens - 1, 0))
-        first = tokens if first_tokens is None else min(tokens, to_come + first_tokens)
+        first = tokens if asked.first_tokens is None else min(tokens, to_come + asked.first_tokens)
         plans, demand, whole, lasting, reused = [], 0, 0, 0, 0
         for group, entries in zip(self._groups, hits.entries, strict=True):
             blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
             behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
             plans.append((group, entries, blocks, behind))
             demand += behind + blocks.count(None)
-            most = self._whole(group, tokens, most_tokens, hits.count)
+            most = self._whole(group, tokens, asked.most_tokens, hits.count)
             whole += most + blocks.count(None)
-            is_lasting = group.layers.window is None or most_tokens is not None
+            is_lasting = group.layers.window is None or asked.most_tokens is not None
             lasting += (most if is_lasting else min(most, behind)) + blocks.count(None)
             # A hit that nobody references takes a block out of the free queue too.
             reused += ledger.allocator.num_unreferenced(blocks)
-        wanted, kept = (max(demand, whole), max(demand, lasting)) if all_fit else (demand, demand)
+        wanted, kept = (max(demand, whole), max(demand, lasting)) if asked.all_fit else (demand, demand)
         return _Demand(hits, plans, demand, wanted + reused, kept + reused)
 
     def _num_entries(self, group: GroupBlocks, tokens: int, computed: int) -> int:

@@ -1,9 +1,10 @@
 """Reads the options of a decoder from a model's configuration: the values of a config.json.
 
-Keys and defaults are those of transformers' configuration classes, for the families that the decoder computes.
-transformers itself is not needed.
+Keys and defaults (families.json) are those of transformers' configuration classes, for the families that the
+decoder computes. transformers itself is not needed.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,58 +21,10 @@ from kvlab.models.published import located
 from kvlab.models.sparse import SPARSE, read_sparse
 from kvlab.models.values import POSITIVE, Family, Values, is_positive
 
-_COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
-_QWEN = _COMMON | {
-    "vocab_size": 151_936,
-    "hidden_size": 4096,
-    "intermediate_size": 22_016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
 _KINDS: dict[str, Family] = {
-    "llama": Family(
-        _COMMON
-        | {
-            "vocab_size": 32_000,
-            "hidden_size": 4096,
-            "intermediate_size": 11_008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-            "eos_token_id": 2,
-        }
-    ),
-    "qwen2": Family(_QWEN, {"qkv_bias": True}),
-    "qwen3": Family(_QWEN | {"head_dim": 128}, {"qk_norm": True}),
-    "gemma3_text": Family(
-        {
-            "vocab_size": 262_208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "eos_token_id": 1,
-        },
-        {"qk_norm": True, "norm_offset": True, "sandwich_norms": True},
-        activation_key="hidden_activation",
-        is_scaled=True,
-        window_pattern=6,
-        full_theta=1_000_000.0,
-    ),
+    name: Family(**values)
+    for name, values in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
 }
-
 DEFAULTS = {name: family.defaults for name, family in _KINDS.items()}
 
 #: Values of `model_type`. `gemma3` is multimodal: its `text_config` is a gemma3_text.

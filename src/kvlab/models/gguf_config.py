@@ -1,5 +1,7 @@
 """The configuration of a model in a GGUF file, in the words of a config.json."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,24 +10,12 @@ from kvlab.errors import shown
 from kvlab.models.config import RopeConfig
 from kvlab.models.gguf import GgufFile
 
+#: What GGUF calls values of a config.json, and the modules of transformers in a layer.
+NAMES: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_name("gguf_names.json").read_text(encoding="utf-8")
+)
 #: Values of general.architecture, and the family of each.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
-
-_NEEDED = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-_OPTIONAL = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-}
+ARCHITECTURES = NAMES["architectures"]
 _GEMMA_27B_LAYERS = 62  # which alone scales scores by the width per head, and not by the head's own (llama.cpp)
 ROPE_FACTORS = "rope_freqs.weight"  # what the frequencies of Llama 3.1 and later are divided by
 _LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192}
@@ -45,7 +35,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         raise ValueError(text)
     if metadata.get("split.count", 1) != 1:
         raise ValueError("is one of several files of a model; join them with llama-gguf-split --merge")
-    for key in _NEEDED:
+    for key in NAMES["needed"]:
         if f"{architecture}.{key}" not in metadata:
             raise ValueError(f"has no {architecture}.{key}, which a decoder needs")
     own = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
@@ -53,7 +43,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         raise ValueError(
             f"has {architecture}.expert_count={shown(own['expert_count'])}; no mixture of experts is known"
         )
-    values = {name: own[key] for key, name in (_NEEDED | _OPTIONAL).items() if key in own}
+    values = {name: own[key] for key, name in (NAMES["needed"] | NAMES["optional"]).items() if key in own}
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     if type(hidden) is not int or type(heads) is not int or not 0 < heads <= hidden:
         raise ValueError(f"has {shown(heads)} heads (attention.head_count) in a width of {shown(hidden)}")

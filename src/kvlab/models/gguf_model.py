@@ -8,31 +8,8 @@ import torch
 
 from kvlab.errors import WeightsError
 from kvlab.models.gguf import read_gguf
-from kvlab.models.gguf_config import ROPE_FACTORS, config_values
+from kvlab.models.gguf_config import NAMES, ROPE_FACTORS, config_values
 from kvlab.models.weights import WeightSource, check_finite, check_unused
-
-#: What GGUF calls the modules of transformers, of a layer without its number.
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GEMMA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 
 
 class GgufWeights(WeightSource):
@@ -46,7 +23,7 @@ class GgufWeights(WeightSource):
             raise WeightsError(f"{path} {error}") from error
         self._dtype, self._device = dtype, device
         self._is_gemma = values["model_type"] == "gemma3_text"
-        self._names = NAMES | (_GEMMA_NAMES if self._is_gemma else {})
+        self._names = NAMES["modules"] | (NAMES["gemma_modules"] if self._is_gemma else {})
         # llama.cpp rotates neighbours, not halves: the two parts of each head of Q and K are stored interleaved.
         query, key = values["num_attention_heads"], values.get("num_key_value_heads", values["num_attention_heads"])
         self._interleaved = {"attn_q": query, "attn_k": key} if values["model_type"] == "llama" else {}
@@ -81,7 +58,7 @@ class GgufWeights(WeightSource):
         check_unused(self._file.path, self._unused)
 
 
-def stored_name(name: str, names: Mapping[str, str] = NAMES) -> tuple[str, str]:
+def stored_name(name: str, names: Mapping[str, str] = NAMES["modules"]) -> tuple[str, str]:
     """A tensor's name in a file, and what of it says which part of a layer it is."""
     module, kind = name.rsplit(".", 1)
     prefix, layer = "", re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)

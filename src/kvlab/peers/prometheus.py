@@ -1,35 +1,15 @@
 """What servers say at /metrics, under the names that vLLM, SGLang, llama.cpp and text-generation-inference use."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvlab.engine.protocol import EngineSeries
 
-#: Column of the series: the names it has, without what Prometheus adds to a counter's.
-COLUMNS = {
-    "running": (
-        "vllm:num_requests_running",
-        "sglang:num_running_reqs",
-        "llamacpp:requests_processing",
-        "tgi_batch_current_size",
-    ),
-    "waiting": (
-        "vllm:num_requests_waiting",
-        "sglang:num_queue_reqs",
-        "llamacpp:requests_deferred",
-        "tgi_queue_size",
-    ),
-    "kv_usage": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "llamacpp:kv_cache_usage_ratio",
-    ),
-    "preemptions": ("vllm:num_preemptions",),
-    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
-}
+#: Column of the series: the names it has on pages.
+COLUMNS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _COLUMN = {name: column for column, names in COLUMNS.items() for name in names}
 _CACHE = "vllm:cache_config_info"
 _KEPT = tuple(name.encode() for name in (*_COLUMN, _CACHE))

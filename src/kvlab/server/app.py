@@ -1,5 +1,6 @@
 """The server's routes: OpenAI's protocol, what operators ask, and the live page."""
 
+import asyncio
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from kvlab.server.document import (
     Health,
     Model,
     Models,
+    Responses,
     Text,
     Tokens,
     Version,
@@ -32,7 +34,6 @@ from kvlab.server.errors import ApiError, invalid_body
 from kvlab.server.limits import Limits
 from kvlab.server.live import ServerStats, pace
 from kvlab.server.metrics import CONTENT_TYPE
-from kvlab.server.operations import add_operations
 from kvlab.server.page import HEADERS, PAGE, headers, reference
 from kvlab.server.parameters import chat_request, completion_requests, tokens_answer
 from kvlab.server.responses import ResponsesAnswer, chat_of
@@ -166,3 +167,38 @@ def build_app(serving: Serving) -> FastAPI:
             CORSMiddleware, allow_origins=serving.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     return app
+
+
+_READY: Responses = {200: {"model": Health}, 503: {"model": Health}}
+
+
+def add_operations(app: FastAPI, serving: Serving) -> None:
+    """Add them to the application."""
+
+    @app.get("/ping", responses=_READY)
+    async def ping() -> Response:
+        """Whether the server takes requests, as /health says it."""
+        return JSONResponse({"status": serving.status}, status_code=200 if serving.status == "ready" else 503)
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Requests that wait or run."""
+        stats = serving.engine.stats()
+        return {"server_load": stats.waiting + stats.running}
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        """Version, model and settings."""
+        return serving.about
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, str | None]:
+        """The chat template and the special tokens that it may name."""
+        if serving.model.tokenizer is None:
+            raise ApiError(404, f"{serving.model.name} has no tokenizer; model.tokenizer lends it one")
+        return serving.model.tokenizer.info()
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, int]:
+        """Give up all cached content that no request uses. Returns the number of blocks."""
+        return {"dropped_blocks": await asyncio.wrap_future(serving.reset_prefix_cache())}

@@ -5,39 +5,16 @@ means (`CHANGES_MEANING`): then the request is refused.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 #: Fields of the protocol that would change the answer, with the values of those that ask for nothing.
-CHANGES_MEANING: Mapping[str, tuple[object, ...]] = {
-    "audio": (),
-    "background": (False,),
-    "best_of": (1,),
-    "chat_template": (),
-    "conversation": (),
-    "documents": ([],),
-    "functions": ([],),
-    "function_call": ("none",),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "kv_transfer_params": (),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": (),
-    "modalities": (["text"],),
-    "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "previous_response_id": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "use_beam_search": (False,),
-}
+CHANGES_MEANING: Mapping[str, list[object]] = yaml.safe_load(
+    Path(__file__).with_name("changes_meaning.yaml").read_text(encoding="utf-8")
+)
 
 
 T = TypeVar("T")

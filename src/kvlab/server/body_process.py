@@ -11,15 +11,7 @@ from pydantic import ValidationError
 from kvlab.confined import serve
 from kvlab.core import limits
 from kvlab.errors import shown
-from kvlab.server.bodies import (
-    KINDS,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Generation,
-    ResponsesRequest,
-    TokenizeRequest,
-)
+from kvlab.server import bodies
 from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
 from kvlab.server.parameters import check_meaning, conversation, prompts_of
 from kvlab.server.structured import check_size
@@ -47,30 +39,30 @@ def _answer(question: bytes) -> bytes:
 
 def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
     try:
-        request = KINDS[path].model_validate(_parsed(body))
+        request = bodies.KINDS[path].model_validate(_parsed(body))
     except ValidationError as error:
         errors = [{**wrong, "loc": ("body", *wrong["loc"])} for wrong in error.errors()]
         raise invalid_body(errors, "application/json") from error
-    if isinstance(request, DetokenizeRequest):
+    if isinstance(request, bodies.DetokenizeRequest):
         _bounded("tokens", len(request.tokens), max_tokens)
-    if isinstance(request, Generation | ResponsesRequest):
+    if isinstance(request, bodies.Generation | bodies.ResponsesRequest):
         check_size(request)
-    if isinstance(request, Generation):
+    if isinstance(request, bodies.Generation):
         check_meaning(request)
         for name, most in _COUNTS.items():
             value = getattr(request, name)
             if not isinstance(value, str) and value is not None and len(value) > most:
                 raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
-    if isinstance(request, ResponsesRequest):
+    if isinstance(request, bodies.ResponsesRequest):
         check_meaning(request)
         if len(request.input) > max_tokens and not isinstance(request.input, str):
             text = f"input has {len(request.input)} entries; at most one for each of {max_tokens} tokens"
             raise ApiError(400, text, "input")
-    if isinstance(request, CompletionRequest):
+    if isinstance(request, bodies.CompletionRequest):
         for prompt in prompts_of(request):
             if not isinstance(prompt, str) and not request.truncate_prompt_tokens:
                 _bounded("prompt", len(prompt), max_tokens)
-    if isinstance(request, ChatRequest | TokenizeRequest) and request.messages is not None:
+    if isinstance(request, bodies.ChatRequest | bodies.TokenizeRequest) and request.messages is not None:
         if len(request.messages) > max_tokens:
             text = f"messages has {len(request.messages)} entries; at most one for each of {max_tokens} tokens"
             raise ApiError(400, text, "messages")

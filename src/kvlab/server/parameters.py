@@ -10,15 +10,6 @@ from kvlab.core import Message, Request, SamplingParams, limits
 from kvlab.core.request import PICKING
 from kvlab.errors import shown
 from kvlab.server import bodies
-from kvlab.server.bodies import (
-    CHANGES_MEANING,
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    Rendering,
-    ResponsesRequest,
-    TokenizeRequest,
-)
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
 from kvlab.server.structured import grammar_of
@@ -35,7 +26,7 @@ _MOST_IGNORED = 100
 _log = logging.getLogger(__name__)
 
 
-def completion_requests(body: CompletionRequest, name: str, model: ServedModel) -> list[Request]:
+def completion_requests(body: bodies.CompletionRequest, name: str, model: ServedModel) -> list[Request]:
     """One request for each prompt. Raises ApiError."""
     _check(body, model)
     if body.logprobs is not None and body.logprobs > limits.MAX_LOGPROBS:
@@ -54,7 +45,7 @@ def completion_requests(body: CompletionRequest, name: str, model: ServedModel) 
     return [_request(body, request_id, prompt, sampling) for request_id, prompt in zip(names, ids, strict=True)]
 
 
-def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
+def chat_request(body: bodies.ChatRequest, name: str, model: ServedModel) -> Request:
     """The request of a conversation. Raises ApiError."""
     _check(body, model)
     if body.top_logprobs is not None and not body.logprobs:
@@ -90,7 +81,7 @@ def chat_request(body: ChatRequest, name: str, model: ServedModel) -> Request:
 
 
 def _spoken(
-    body: Rendering, messages: list[bodies.Message], tools: list[dict[str, Any]], model: ServedModel
+    body: bodies.Rendering, messages: list[bodies.Message], tools: list[dict[str, Any]], model: ServedModel
 ) -> tuple[list[Message], dict[str, Any]]:
     """A conversation with the tools that its model is told of, and how the chat template is to write it. Raises
     ApiError.
@@ -102,7 +93,7 @@ def _spoken(
     return turns, rendering
 
 
-def rendering_of(body: Rendering) -> dict[str, Any]:
+def rendering_of(body: bodies.Rendering) -> dict[str, Any]:
     """How the chat template is to write the messages. Raises ApiError."""
     if body.continue_final_message and body.add_generation_prompt:
         text = "continue_final_message=true: the answer continues the last message; leave out add_generation_prompt"
@@ -112,14 +103,14 @@ def rendering_of(body: Rendering) -> dict[str, Any]:
     return {"reply": reply, "continues": continues, "variables": body.chat_template_kwargs}
 
 
-def _ids_of(prompt: str | list[int], body: CompletionRequest, model: ServedModel) -> tuple[int, ...]:
+def _ids_of(prompt: str | list[int], body: bodies.CompletionRequest, model: ServedModel) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return _truncated(tuple(prompt), body, model)
     bounded = not body.truncate_prompt_tokens
     return _truncated(model.encode(prompt, "prompt", bounded=bounded, special=body.add_special_tokens), body, model)
 
 
-def _truncated(ids: tuple[int, ...], body: Generation, model: ServedModel) -> tuple[int, ...]:
+def _truncated(ids: tuple[int, ...], body: bodies.Generation, model: ServedModel) -> tuple[int, ...]:
     """The last of the prompt's tokens, as many as are asked for."""
     most = body.truncate_prompt_tokens
     if most is None:
@@ -130,7 +121,7 @@ def _truncated(ids: tuple[int, ...], body: Generation, model: ServedModel) -> tu
     return ids[-(model.max_tokens if most == -1 else most) :]
 
 
-def tokens_answer(body: TokenizeRequest, model: ServedModel) -> bytes:
+def tokens_answer(body: bodies.TokenizeRequest, model: ServedModel) -> bytes:
     """The JSON of /tokenize. Raises ApiError."""
     if body.prompt is None:
         prompt, rendering = _spoken(body, body.messages or [], list(body.tools or ()), model)
@@ -174,7 +165,7 @@ def _fields(message: bodies.Message) -> dict[str, Any] | None:
     return {**fields, "tool_calls": calls}
 
 
-def _check(body: Generation, model: ServedModel) -> None:
+def _check(body: bodies.Generation, model: ServedModel) -> None:
     if body.model is not None and body.model not in (model.name, ""):
         raise ApiError(404, f"model={shown(body.model, repr)}: there is {model.name!r}", "model")
     check_meaning(body)
@@ -182,18 +173,18 @@ def _check(body: Generation, model: ServedModel) -> None:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
 
 
-def check_meaning(body: Generation | ResponsesRequest) -> None:
+def check_meaning(body: bodies.Generation | bodies.ResponsesRequest) -> None:
     """Raise ApiError for a field that would change the answer; log the others that nobody knows, once each."""
     for name, value in (body.model_extra or {}).items():
-        if name in CHANGES_MEANING:
-            if value is not None and value not in CHANGES_MEANING[name]:
+        if name in bodies.CHANGES_MEANING:
+            if value is not None and value not in bodies.CHANGES_MEANING[name]:
                 raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
         elif name not in _ignored and len(_ignored) < _MOST_IGNORED:
             _ignored.add(name)
             _log.warning("the field %s of requests is not known, and ignored", shown(name, repr))
 
 
-def prompts_of(body: CompletionRequest) -> list[Any]:
+def prompts_of(body: bodies.CompletionRequest) -> list[Any]:
     """The texts and lists of token ids. Raises ApiError."""
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -206,7 +197,7 @@ def prompts_of(body: CompletionRequest) -> list[Any]:
     return prompts
 
 
-def _sampling(body: Generation, max_tokens: int, logprobs: int | None, model: ServedModel) -> SamplingParams:
+def _sampling(body: bodies.Generation, max_tokens: int, logprobs: int | None, model: ServedModel) -> SamplingParams:
     said = {name: getattr(body, name) for name in _SAME}
     if body.top_k == -1:  # vLLM's word for all
         said["top_k"] = 0
@@ -252,7 +243,7 @@ def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
         raise ApiError(400, "logit_bias: keys are token ids", "logit_bias") from error
 
 
-def _request(body: Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
+def _request(body: bodies.Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
     if len(body.cache_salt or "") > _LONGEST_SALT:
         text = f"has {len(body.cache_salt or ''):,} characters; at most {_LONGEST_SALT}"
         raise ApiError(400, f"cache_salt: {text}", "cache_salt")

@@ -22,8 +22,7 @@ from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
-from kvlab.kv.tiers.base import Link
-from kvlab.kv.tiers.link import SimulatedLink
+from kvlab.kv.tiers.base import Link, SimulatedLink
 from kvlab.kv.tiers.settings import Links
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig

@@ -8,6 +8,8 @@ from kvlab.errors import ConfigError
 from kvlab.lab.prefix_replay.replay import BELADY, Task, replay_all
 from kvlab.lab.prefix_replay.reuse import Reuse, reuse
 from kvlab.lab.prefix_replay.traffic import Traffic
+from kvlab.lab.results.tables import new_table
+from kvlab.lab.terminal import Terminal, marked
 
 _SIZES = 6
 
@@ -92,3 +94,25 @@ def _sizes(least: int, most: int) -> list[int]:
     between = (least * (most / least) ** (step / (_SIZES - 1)) for step in range(1, _SIZES - 1))
     rounded = (round(int(size), 2 - len(str(int(size)))) for size in between)
     return sorted({least, most, *(size for size in rounded if least < size < most)})
+
+
+def show_curves(curves: ReplayCurves, console: Terminal) -> None:
+    """Print the hit rates."""
+    size = curves.block_size
+    console.print(
+        marked("[bold]{}[/]: ", curves.workload),
+        f"{curves.requests:,} requests, {curves.prompt_tokens:,} prompt tokens, {curves.contents:,} different full "
+        f"blocks of {size} tokens; concurrency {curves.concurrency}\n",
+        sep="",
+    )
+    table = new_table("blocks", *curves.hit_rates, "best / belady", justify="right", no_wrap=True)
+    for index, blocks in enumerate(curves.num_blocks):
+        name, share = curves.best(index)
+        rates = (f"{100 * rates[index]:.1f}" for rates in curves.hit_rates.values())
+        table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
+    console.print(table)
+    console.print(
+        f"% of prompt tokens found in the pool; in one that is never full {100 * curves.ceiling:.1f} %. belady "
+        "knows the future: no policy finds more.",
+        style="dim",
+    )

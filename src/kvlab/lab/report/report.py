@@ -8,17 +8,10 @@ from kvlab.lab.compare.gate import check
 from kvlab.lab.compare.groups import Group, RunSet, differing, group_runs, pairs_of, settings, short_keys, value_of
 from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdict
 from kvlab.lab.compare.work import check_groups, obstacle
+from kvlab.lab.report import rows
 from kvlab.lab.report.model import Cell, Report, Row
 from kvlab.lab.report.notes import method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.report.rows import (
-    choose_metrics,
-    delta_text,
-    find_metrics,
-    interval_text,
-    primary_metric,
-    value_text,
-)
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.catalogue import metric as entry_of
 
@@ -34,17 +27,17 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
     groups = _baseline_first(group_runs(sets, options.by), options.baseline)
     baseline, others = groups[0], groups[1:]
     for condition in options.conditions:
-        find_metrics("fail_if", condition.metric, groups)
+        rows.find_metrics("fail_if", condition.metric, groups)
     obstacles = {group.name: reason for group in others if (reason := obstacle(baseline, group, options.by))}
     refused = {} if options.force else obstacles
     _refuse_if_nothing_is_left(baseline, others, refused)
-    metrics = choose_metrics(groups, options.metrics)
+    metrics = rows.choose_metrics(groups, options.metrics)
     comparison = _Comparison(groups, options, refused)
     return Report(
         title=_title(sets, groups),
         groups=groups,
         differences=_differences(groups),
-        headlines=comparison.headlines(primary_metric(groups, metrics if options.metrics else ())),
+        headlines=comparison.headlines(rows.primary_metric(groups, metrics if options.metrics else ())),
         rows=[comparison.row(metric) for metric in metrics],
         outputs=_outputs(baseline, others),
         method=method_notes(groups, options),
@@ -85,12 +78,12 @@ class _Comparison:
         cells = []
         for group in self._groups:
             values = tuple(group.values(metric))
-            cell = Cell(value_text(entry, median(values)) if values else "-", dots=values)
+            cell = Cell(rows.value_text(entry, median(values)) if values else "-", dots=values)
             if (change := self.find(metric, group)) is not None:
                 word, tone = self.word(metric, group, change) or "", "plain"
                 if word not in ("", SAME) and entry.direction.more_is_better is not None:
                     tone = "bad" if is_worse(metric, word) else "good"
-                delta, interval = delta_text(change, entry), interval_text(change)
+                delta, interval = rows.delta_text(change, entry), rows.interval_text(change)
                 cell = cell._replace(delta=delta, interval=interval, word=word, tone=tone)
             cells.append(cell)
         return Row(entry.section, entry.label, metric, tuple(cells))
@@ -111,12 +104,12 @@ class _Comparison:
             why = f"no {metric}" if group.runs else f"none of its runs finished ({group.endings})"
             return f"{group.name}: {why}."
         word = self.word(metric, group, change)
-        before, after = (value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
-        figures = f"{entry.alone or entry.label} {after} against {before}, {delta_text(change, entry)}"
+        before, after = (rows.value_text(entry, median(g.values(metric))) for g in (self._baseline, group))
+        figures = f"{entry.alone or entry.label} {after} against {before}, {rows.delta_text(change, entry)}"
         if word is None:
             reason = self._refused.get(group.name) or "one run each, so that there is no interval and no verdict"
             return f"{group.name} against {name}: {figures}; {reason}."
-        interval = interval_text(change)
+        interval = rows.interval_text(change)
         wide = interval if interval == "exact" else f"{self._options.confidence:g} % interval {interval}"
         runs = f"{change.runs[0]} pairs" if change.paired else f"{change.runs[0]} and {change.runs[1]} runs"
         what = f"the same as {name}{_reservation(change)}" if word == SAME else f"{word} than {name}"

@@ -52,33 +52,14 @@ STEP_SCHEMA = pa.schema(
     {name: pa.int64() if kind == "int" else pa.float64() for name, kind in _STEP.items()}
     | dict.fromkeys([*_POOL, *_COUNTERS], pa.int64())
 )
+_TEXT, _WHOLE, _NUMBER = pa.string(), pa.int64(), pa.float64()
 REQUEST_SCHEMA = pa.schema(
-    {
-        "request_id": pa.string(),
-        "sample": pa.int64(),
-        "arrival_s": pa.float64(),
-        "prompt_tokens": pa.int64(),
-        "cached_tokens": pa.int64(),
-        "output_token_ids": pa.list_(pa.int64()),
-        "finish_reason": pa.string(),
-        "error": pa.string(),
-        "scheduled_s": pa.float64(),
-        "first_token_s": pa.float64(),
-        "end_s": pa.float64(),
-        "queue_ms": pa.float64(),
-        "ttft_ms": pa.float64(),
-        "tpot_ms": pa.float64(),
-        "e2el_ms": pa.float64(),
-        "preemptions": pa.int64(),
-        "recomputed_tokens": pa.int64(),
-        "token_times_s": pa.list_(pa.float64()),
-        "preempted_s": pa.list_(pa.float64()),
-        "resumed_s": pa.list_(pa.float64()),
-        "prompt": pa.string(),
-        "text": pa.string(),
-        "salt": pa.string(),
-        "replica": pa.int64(),
-    }
+    {"request_id": _TEXT, "sample": _WHOLE, "arrival_s": _NUMBER, "prompt_tokens": _WHOLE, "cached_tokens": _WHOLE}
+    | {"output_token_ids": pa.list_(_WHOLE), "finish_reason": _TEXT, "error": _TEXT}
+    | dict.fromkeys(("scheduled_s", "first_token_s", "end_s", "queue_ms", "ttft_ms", "tpot_ms", "e2el_ms"), _NUMBER)
+    | {"preemptions": _WHOLE, "recomputed_tokens": _WHOLE}
+    | dict.fromkeys(("token_times_s", "preempted_s", "resumed_s"), pa.list_(_NUMBER))
+    | {"prompt": _TEXT, "text": _TEXT, "salt": _TEXT, "replica": _WHOLE}
 )
 
 

@@ -1,7 +1,5 @@
 """What a metric is: its name, label, unit, formula, direction, digits and section."""
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvlab.config import format_bytes
@@ -60,11 +58,3 @@ class Metric:
     @property
     def _has_written_unit(self) -> bool:
         return self.unit in ("bytes", "s", "ms", "%", "J", "kWh") or self.unit.endswith("/s")
-
-
-def family_of(
-    family: str, parts: Iterable[str], label: str, unit: str, formula: str, better: Direction, digits: int
-) -> list[Metric]:
-    """A metric for each part: the part stands for `*` or `<part>` in names and labels."""
-    names = [re.sub(r"\*|<part>", part, f"{family}|{label}").split("|") for part in parts]
-    return [Metric(name, text, unit, formula, better, digits, family=family) for name, text in names]

@@ -5,7 +5,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
+
+import yaml
 
 from kvlab.core import MAX_WHOLE
 from kvlab.errors import ConfigError, shown
@@ -20,28 +23,8 @@ _NESTED = 3  # objects in objects, as in a log's response.usage.prompt_tokens_de
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _NOTHING = frozenset(("", "NULL", "null", "None", "NaN", "nan", "\\N"))  # cells that databases and pandas write
 _NO_LIMIT = (-1, "-1")  # as max_tokens
-#: Names of columns in files that people have, by ours, in small letters with _ between words. One of times may
-#: have its unit behind it, as timestamp_ms.
-NAMES = {
-    "arrival": (
-        *("arrival", "arrived_at", "arrival_time", "timestamp", "ts", "time", "start_time", "created_at"),
-        *("created", "date", "datetime", "request_time", "started_at"),
-    ),
-    "prompt_tokens": (
-        *("prompt_tokens", "input_tokens", "input_length", "context_tokens", "num_prefill_tokens"),
-        *("num_prompt_tokens", "num_input_tokens", "prompt_len", "input_len"),
-    ),
-    "output_tokens": (
-        *("output_tokens", "completion_tokens", "output_length", "generated_tokens", "num_decode_tokens"),
-        *("num_output_tokens", "num_completion_tokens", "output_len"),
-    ),
-    "max_tokens": ("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
-    "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),
-    "blocks": ("blocks", "block_ids", "block_hashes"),
-    "cached_tokens": ("cached_tokens", "cache_read_tokens"),
-    "ttft_ms": ("ttft_ms",),
-    "e2el_ms": ("e2el_ms",),
-}
+#: Names of columns in files that people have, by ours. One of times may have its unit behind it, as timestamp_ms.
+NAMES: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
 
 
 def _delimiter(line: str) -> str:
