@@ -18,9 +18,17 @@ def rms_norm(
     out = torch.empty_like(x)
     size = x.shape[-1]
     load().kvlab_rms_norm(
-        *map(address, (x, residual, weight)),
-        *(eps, x.numel() // size, size, address(out), False),
-        *(x.element_size(), weight.element_size(), torch.get_num_threads()),
+        address(x),
+        address(residual),
+        address(weight),
+        eps,
+        x.numel() // size,
+        size,
+        address(out),
+        False,
+        x.element_size(),
+        weight.element_size(),
+        torch.get_num_threads(),
     )
     return out
 
@@ -65,13 +73,29 @@ def rotate_and_store(
     heads = all_heads - 2 * kv_heads
     q = qkv.new_empty(tokens, heads, head_dim)
     load().kvlab_rotate_and_store(
-        *map(address, (qkv, q_weight, k_weight)),
+        address(qkv),
+        address(q_weight),
+        address(k_weight),
         eps,
-        *map(address, (cosine, sine, positions, slot_mapping)),
-        *(tokens, heads, kv_heads, head_dim, block_size),
-        *map(address, (q, keys, values, key_scales, value_scales)),
-        *map(kv_format, (keys, values)),
-        *(qkv.element_size(), (qkv if q_weight is None else q_weight).element_size(), torch.get_num_threads()),
+        address(cosine),
+        address(sine),
+        address(positions),
+        address(slot_mapping),
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        block_size,
+        address(q),
+        address(keys),
+        address(values),
+        address(key_scales),
+        address(value_scales),
+        kv_format(keys),
+        kv_format(values),
+        qkv.element_size(),
+        qkv.element_size() if q_weight is None else q_weight.element_size(),
+        torch.get_num_threads(),
     )
     return q
 
@@ -90,8 +114,14 @@ def topk(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     values = torch.empty(rows, count, dtype=x.dtype)
     indices = torch.empty(rows, count, dtype=torch.int64)
     load().kvlab_topk(
-        *(address(x), x.stride(0), rows, size, count),
-        *map(address, (values, indices)),
-        *(x.element_size(), torch.get_num_threads()),
+        x.data_ptr(),
+        x.stride(0),
+        rows,
+        size,
+        count,
+        values.data_ptr(),
+        indices.data_ptr(),
+        x.element_size(),
+        torch.get_num_threads(),
     )
     return values, indices

@@ -64,8 +64,14 @@ def rms_norm(
         return out
     cols = triton.next_power_of_2(width)
     _rms_norm[(x.numel() // width,)](
-        *(x, weight, residual, out, eps),
-        *(x.stride(0), x.stride(1) if x.dim() == 3 else 0, 0 if residual is None else residual.stride(0)),
+        x,
+        weight,
+        residual,
+        out,
+        eps,
+        x.stride(0),
+        x.stride(1) if x.dim() == 3 else 0,
+        0 if residual is None else residual.stride(0),
         INNER=inner,
         WIDTH=width,
         COLS=cols,
