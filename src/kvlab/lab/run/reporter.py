@@ -217,6 +217,8 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
             ")" if is_usual else f": {usual.max_batched_tokens:,} and {usual.max_batch_size:,})"
         )
     text += f", up to {config.model.max_seq_len:,} tokens each"
+    if usual and usual.chunks_blocks and (scheduler.chunk_unit or 1) <= scheduler.prompt_tokens:
+        text += ", prompts in chunks (of a server with enable_chunked_prefill, which is off by default)"
     if hardware and config.kv.memory is None and config.kv.num_blocks is None:
         text += f"; {share_in_words(config, hardware)}"
         start = startup(config.framework)
