@@ -26,7 +26,7 @@ Feature: Simulation
 
     @R14.1
     Scenario: A model too large for here, on two devices of four kinds
-      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b executor.tensor_parallel=2 hardware=<device>" for each of these devices
+      When I run "executor=simulated executor.timing=roofline executor.dtype=bfloat16 model=qwen3_8b executor.tensor_parallel=2 hardware=<device>" for each of these devices
         | device    |
         | l40s      |
         | a100_sxm  |

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.kernels.grids import seed
+
 settings.register_profile(
     "kvlab",
     deadline=None,
@@ -20,8 +22,6 @@ settings.load_profile("kvlab")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which nothing above does
-# Where there is no GPU, torch.manual_seed keeps its caller's stack for one, which takes a hundred times as long.
-_seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 
 @pytest.fixture
@@ -40,5 +40,5 @@ def no_requests_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers_and_one_thread() -> None:
-    _seed(0)
+    seed(0)
     torch.set_num_threads(1)  # a run in this process sets its own

@@ -132,22 +132,27 @@ class Checkpoint:
     config: DecoderConfig
     decoder: Decoder
     _picked: dict[tuple[TokenIds, TokenIds], list[int]] = field(default_factory=dict)
+    _passes: dict[TokenIds, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def logits(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """transformers' logits `[tokens, vocab]` of one sequence."""
-        with torch.no_grad():
-            logits: torch.Tensor = self.reference(torch.tensor([token_ids])).logits[0]
-        return logits
+        return self._pass(token_ids)[0]
 
     def stored_kv(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """What transformers caches for one sequence, `[tokens, layers, 2, kv_heads, head_dim]`."""
+        return self._pass(token_ids)[1]
+
+    def _pass(self, token_ids: TokenIds) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both, computed once: scenarios read the same texts."""
         from transformers import DynamicCache
 
-        cache = DynamicCache()  # without a configuration it keeps what is behind a window too
-        with torch.no_grad():
-            self.reference(torch.tensor([token_ids]), past_key_values=cache)
-        layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
-        return torch.stack(layers).permute(3, 0, 1, 2, 4)
+        if token_ids not in self._passes:
+            cache = DynamicCache()  # without a configuration it keeps what is behind a window too
+            with torch.no_grad():
+                logits: torch.Tensor = self.reference(torch.tensor([token_ids]), past_key_values=cache).logits[0]
+            layers = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers]
+            self._passes[token_ids] = logits, torch.stack(layers).permute(3, 0, 1, 2, 4)
+        return self._passes[token_ids]
 
     def greedy(self, prompt: TokenIds, answer: Sequence[int]) -> list[int]:
         """The tokens that transformers picks behind a prompt and behind each token of an answer but the last. Where

@@ -72,12 +72,10 @@ class Reading:
     def stored(self, text: Text) -> torch.Tensor:
         """K and V in the pool, token by token through the table, `[tokens, layers, 2, kv_heads, head_dim]`."""
         assert self.pool.storage is not None
-        tokens = []
-        for position in range(self.pool.get_seq_len(text.slot)):
-            block, offset = self.pool.tables.locate(text.slot, position)
-            k, v = self.pool.storage.keys[:, block, :, offset], self.pool.storage.values[:, block, :, offset]
-            tokens.append(torch.stack([k, v], dim=1))
-        return torch.stack(tokens)
+        places = [self.pool.tables.locate(text.slot, at) for at in range(self.pool.get_seq_len(text.slot))]
+        blocks, offsets = torch.tensor(places).T
+        sides = [side[:, blocks, :, offsets] for side in (self.pool.storage.keys, self.pool.storage.values)]
+        return torch.stack(sides, dim=2)
 
 
 def numbers(text: str) -> list[int]:

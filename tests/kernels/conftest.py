@@ -14,6 +14,7 @@ import torch
 
 from kvlab.errors import KernelError
 from kvlab.kernels.cpu.native import instruction_set, int8_path, load
+from tests.kernels.grids import seed
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported
@@ -70,4 +71,4 @@ def build_for(architecture: str, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    torch.manual_seed(0)
+    seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -49,6 +50,33 @@ sys.modules["experiments.gpu.parts"] = SimpleNamespace(PARTS={"kernels": kernels
 sys.modules["experiments.gpu.sizes"] = SimpleNamespace(choose=str)
 """
 
+# The whole of it in one process, which forks for each part what it has imported once.
+FORKING = """
+import os, subprocess, sys
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "1"
+import kvlab.kernels.triton.decode
+from experiments.gpu import parts, run
+
+class Forked:
+    def __init__(self, command, stdout, **_):
+        self.status, self.pid = None, os.fork()
+        if not self.pid:
+            os.setsid()
+            os.dup2(stdout, 1)
+            sys.argv = command[2:]
+            os._exit(run.main())
+
+    def wait(self, timeout=None):
+        if self.status is None:
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+run.subprocess = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)
+sys.exit(run.main())
+"""
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the whole of it would run"),
@@ -64,15 +92,29 @@ def run(directory: Path, *arguments: str, first: str = LEAN) -> tuple[int, str, 
         patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), str(ROOT / "src")]))
         patch.setattr(sys, "argv", ["run", *arguments])
         status = main()
-    table, _, report = printed.getvalue().strip().rpartition("\n")
+    return status, *told(printed.getvalue())
+
+
+def told(printed: str) -> tuple[str, dict[str, Any]]:
+    table, _, report = printed.strip().rpartition("\n")
     assert report.startswith("{"), table
-    return status, table, json.loads(report)
+    return table, json.loads(report)
 
 
 @pytest.mark.long
 def test_every_part_in_small(tmp_path: Path) -> None:
-    status, table, report = run(tmp_path, "--select", "one_layer or test_nobody")
-    assert (status, report["ok"]) == (0, True), table
+    (tmp_path / "sitecustomize.py").write_text(LEAN)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, "--select", "one_layer or test_nobody"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    table, report = told(done.stdout)
+    assert (done.returncode, report["ok"]) == (0, True), table
     assert (report["device"], report["reduced"]) == ("cpu (interpreted)", True)
     assert "reduced form, kernels interpreted on a CPU" in table.splitlines()[0]
     parts = report["parts"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from experiments.environments import program
 from experiments.load_tools.run import SIMULATED
 from experiments.load_tools.tools import AIPERF, Load, aiperf
 from experiments.server_load.run import attack
-from experiments.serving import server_process
+from experiments.serving import Recording, ServerProcess
+from kvlab.cli.compose import compose_one
+from kvlab.config.server import ServerConfig
+from kvlab.server.build import build_serving
 from tests.support.published import smollm2_file
+from tests.support.serving import running, wait_until_empty
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -32,9 +37,12 @@ def test_aiperf_runs_to_its_end(tmp_path: Path) -> None:
     except RuntimeError as error:
         pytest.skip(f"AIPerf cannot be had: {error}")
     load = Load(requests=16, concurrency=4, output_tokens=16)
-    with server_process(tmp_path, SIMULATED) as server:
+    config, records = compose_one(SIMULATED, "a server"), tmp_path / "served.jsonl"
+    settings = ServerConfig(port=0)
+    with running(build_serving(config, settings, Recording(config.model.name, records))) as server:
         reported = aiperf(server.url, "llama3_1_8b", load, tmp_path, timeout_s=120)
-        served = server.served(last=load.requests)
+        wait_until_empty(server.serving)
+    served = ServerProcess(server.url, os.getpid(), records).served(last=load.requests)
     assert reported.requests == load.requests
     assert [each.output_tokens for each in served] == [16] * load.requests
     # A busy machine makes the client's times longer, never shorter.
