@@ -10,8 +10,6 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import pytest
 
@@ -44,25 +42,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """Collect the tests without the garbage collector: they are a million objects that stay."""
     gc.disable()
     try:
-        _compile_a_share(session.config)
         return (yield)
     finally:
         gc.enable()
-
-
-def _compile_a_share(config: pytest.Config) -> None:
-    """Import the tests, which compiles those that changed, in an order of this worker's own: all of them start at
-    once, and each would compile all tests.
-    """
-    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if worker is None:
-        return
-    root = config.rootpath
-    tests = [path for folder in config.args for path in sorted((root / folder).rglob("test_*.py"))]
-    first = len(tests) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    for path in (*tests[first:], *tests[:first]):
-        with suppress(Exception, pytest.skip.Exception):  # which its collection tells
-            import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
