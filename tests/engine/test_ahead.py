@@ -126,6 +126,11 @@ class TestAhead:
         found = steps({"b": 0.0}, {"b": 5}, 4, asked=8, ahead=True, admission_reserve=0, on_exhaustion="fail")
         assert found == ["ab", "ab", "ab", "ab", "ab", "a", "a", "a"]
 
+    def test_what_decodes_in_vain_gets_nothing_where_the_least_important_lacks_memory(self) -> None:
+        """`a` has ended as `b`, which came last, finds no block."""
+        found = steps({"b": 0.0}, {"a": 5}, 5, asked=8, ahead=True, admission_reserve=0, order="priority")
+        assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "b", "b"]
+
     def test_an_idle_engine_takes_it_at_once(self) -> None:
         assert steps({}, ahead=True)[0] == "a"
 
