@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvlab.config import KVConfig, SchedulerConfig
-from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
+from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError
@@ -112,13 +112,12 @@ class TestAhead:
             first = 100 * ord(name)
             request = Request(name, tuple(range(first, first + 4)), SamplingParams(9), output_tokens=output)
             engine.submit(request, on_finish=records.append)
-        count = 0
+        taken: list[StepRecord] = []
         while engine.has_work():
-            step = engine.step()
-            count += 0 if step is None else step.decode_tokens
+            taken += filter(None, [engine.step()])
         assert [len(record.output_token_ids) for record in records] == [1, 3, 7]
-        assert engine.stats().output_tokens == 11
-        assert count == 11  # 3 first tokens come from prompts, and each request decodes once in vain
+        assert engine.stats().output_tokens == sum(step.output_tokens for step in taken) == 11
+        assert sum(step.decode_tokens for step in taken) == 11  # 3 first tokens come from prompts, and each request decodes once in vain
         assert engine.audit() == []
 
     def test_what_decodes_in_vain_gives_up_its_memory_before_anyone_fails(self) -> None:

@@ -44,6 +44,7 @@ class StepBatch:
     accepted: int = 0
     recomputed: int = 0
     sampled: int = 0
+    vain: int = 0
     context: int = 0
     attended: int = 0
 

@@ -235,6 +235,7 @@ class EngineCore:
             attended_tokens=batch.attended,
             proposed_tokens=batch.proposed,
             accepted_tokens=batch.accepted,
+            vain_tokens=batch.vain,
             replica=self.replica,
             pool=pool,
             counters=self._counters - before,
