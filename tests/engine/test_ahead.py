@@ -117,7 +117,8 @@ class TestAhead:
             taken += filter(None, [engine.step()])
         assert [len(record.output_token_ids) for record in records] == [1, 3, 7]
         assert engine.stats().output_tokens == sum(step.output_tokens for step in taken) == 11
-        assert sum(step.decode_tokens for step in taken) == 11  # 3 first tokens come from prompts, and each request decodes once in vain
+        # 3 first tokens come from prompts, and each request decodes once in vain
+        assert sum(step.decode_tokens for step in taken) == 11
         assert engine.audit() == []
 
     def test_what_decodes_in_vain_gives_up_its_memory_before_anyone_fails(self) -> None:
