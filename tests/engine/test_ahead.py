@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvlab.config import KVConfig, SchedulerConfig
-from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams
+from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError
@@ -112,19 +112,24 @@ class TestAhead:
             first = 100 * ord(name)
             request = Request(name, tuple(range(first, first + 4)), SamplingParams(9), output_tokens=output)
             engine.submit(request, on_finish=records.append)
-        count = 0
+        taken: list[StepRecord] = []
         while engine.has_work():
-            step = engine.step()
-            count += 0 if step is None else step.decode_tokens
+            taken += filter(None, [engine.step()])
         assert [len(record.output_token_ids) for record in records] == [1, 3, 7]
-        assert engine.stats().output_tokens == 11
-        assert count == 11  # 3 first tokens come from prompts, and each request decodes once in vain
+        assert engine.stats().output_tokens == sum(step.output_tokens for step in taken) == 11
+        # 3 first tokens come from prompts, and each request decodes once in vain
+        assert sum(step.decode_tokens for step in taken) == 11
         assert engine.audit() == []
 
     def test_what_decodes_in_vain_gives_up_its_memory_before_anyone_fails(self) -> None:
         """`b` has filled a block with its last token, and would need another."""
         found = steps({"b": 0.0}, {"b": 5}, 4, asked=8, ahead=True, admission_reserve=0, on_exhaustion="fail")
         assert found == ["ab", "ab", "ab", "ab", "ab", "a", "a", "a"]
+
+    def test_what_decodes_in_vain_gets_nothing_where_the_least_important_lacks_memory(self) -> None:
+        """`a` has ended as `b`, which came last, finds no block."""
+        found = steps({"b": 0.0}, {"a": 5}, 5, asked=8, ahead=True, admission_reserve=0, order="priority")
+        assert found[:8] == ["ab", "ab", "ab", "ab", "ab", "a", "b", "b"]
 
     def test_an_idle_engine_takes_it_at_once(self) -> None:
         assert steps({}, ahead=True)[0] == "a"

@@ -58,6 +58,13 @@ def test_a_closed_loop_goes_no_faster_than_the_front_end() -> None:
     assert log.duration_s == 3 * (1 + 4 * 4)  # three times a step, and then a second for each of sixteen tokens
 
 
+def test_what_decodes_in_vain_is_not_sent() -> None:
+    slow, ends_early = FrameworkConfig(output_token_us=1_500_000), replace(asked("a", 2, 9), output_tokens=2)
+    log = drive(FrontEnd(engine(ahead=True), slow), [ends_early, asked("b", 2, 4)])
+    assert log.steps[2].batch_seqs == 2
+    assert log.records[1].finished_s == 1 + 6 * 1.5  # of step after step, the tokens that the requests have
+
+
 def test_without_costs_there_is_no_front_end() -> None:
     plain = engine()
     assert behind_front_end(plain, FrameworkConfig()) is plain

@@ -12,6 +12,7 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError, TooLongError
 from tests.simulation.test_executor import config
+from tests.simulation.test_runs import check
 from tests.support.engines import drain
 from tests.support.table import TableExecutor, table_engine, table_pool
 
@@ -72,6 +73,51 @@ class TestChunks:
         other, same = add(engine, "bb", 18), add(engine, "c", (*shared, 31, 32))
         assert computed(engine, other, same) == [18, 18]
         drain(engine)
+
+    def test_a_prompt_longer_than_a_step_that_is_cached_whole_computes_its_last_token(self) -> None:
+        engine = engine_of(40, 16, sharing=True)
+        shared = tuple(range(1, 33))
+        add(engine, "a", shared, most=2)
+        drain(engine)
+        again = add(engine, "bb", shared)
+        assert computed(engine, again) == [32]
+        assert again.cached_tokens == 31
+        drain(engine)
+
+    def test_a_prompt_that_is_scored_finds_nothing_cached(self) -> None:
+        engine = engine_of(60, sharing=True)
+        shared = tuple(range(1, 33))
+        add(engine, "a", shared, most=2)
+        drain(engine)
+        other = add(engine, "bb", 17)
+        scored = engine.add_request(Request("c", (*shared, 40), SamplingParams(2, prompt_logprobs=1)))
+        assert computed(engine, other, scored) == [17, 0]
+        assert computed(engine, scored) == [16]
+        drain(engine)
+
+    def test_one_of_which_less_was_cached_than_it_seemed_goes_on_in_the_next_step(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was found when the step began may be evicted for a prompt before it."""
+        engine = engine_of(40, sharing=True)
+        monkeypatch.setattr(engine.pool, "prefix_tokens", lambda tokens, salt: 20)
+        other, late = add(engine, "bb", 18), add(engine, "c", 22)
+        assert computed(engine, other, late) == [18, 0]
+        assert late.status is SequenceStatus.RUNNING
+        assert computed(engine, other, late) == [19, 16]
+        drain(engine)
+
+    def test_steps_at_once_are_those_one_by_one(self) -> None:
+        """Of 26 tokens each takes 8, as it has room for 11; but the last 10 fit at once."""
+        requests = [
+            Request("a", tuple(range(3)), SamplingParams(40, ignore_eos=True)),
+            Request("b", tuple(range(10, 36)), SamplingParams(2, ignore_eos=True), arrival_s=0.001),
+        ]
+        scheduler = SchedulerConfig(max_batch_size=4, max_batched_tokens=12, chunk_unit=8)
+        kv = KVConfig(num_blocks=60, block_size=8, backend="paged")
+        count, log = check(requests, {"kv": kv, "scheduler": scheduler})
+        assert count
+        assert [step.prefill_tokens for step in log.steps if step.prefill_tokens] == [3, 8, 8, 10]
 
     def test_more_than_a_step_keeps_prompts_whole(self) -> None:
         engine = engine_of(40, 20, chunk_unit=64)

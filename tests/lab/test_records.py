@@ -130,6 +130,13 @@ def test_a_step_keeps_its_flat_columns() -> None:
     assert step_table(StepLog([read_step(FIRST | LATER)])).to_pylist() == [FIRST | LATER]
 
 
+def test_a_run_that_decodes_in_vain_has_a_column_of_it() -> None:
+    step = FIRST | LATER | {"vain_tokens": 1}
+    steps = StepLog([read_step(step)])
+    assert step_table(steps).to_pylist() == [step]
+    assert steps[0].output_tokens == 1
+
+
 def test_a_run_that_proposes_tokens_has_columns_for_them(tmp_path: Path) -> None:
     speculated = FIRST | LATER | {"proposed_tokens": 7, "accepted_tokens": 3}
     steps = StepLog([read_step(FIRST | LATER), read_step(speculated)])

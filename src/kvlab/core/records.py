@@ -161,14 +161,17 @@ class StepRecord:
     attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all
     proposed_tokens: int = 0  # of the tokens that decode, those that were proposed and checked
     accepted_tokens: int = 0  # of those, what the model picked itself
+    vain_tokens: int = 0  # sampled for sequences that had ended: the step was decided before
     replica: int = 0  # of a fleet, that took it
     pool: PoolStats | None = None
     counters: PoolCounters | None = None
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that sequences got: one for each row of logits but those of proposals that were not accepted."""
-        return self.sampled_tokens - self.proposed_tokens + self.accepted_tokens
+        """Tokens that sequences got: one for each row of logits, but of those that had ended, and of proposals that
+        were not accepted.
+        """
+        return self.sampled_tokens - self.vain_tokens - self.proposed_tokens + self.accepted_tokens
 
 
 def attended_pairs(new_tokens: Whole, length: Whole) -> Whole:

@@ -44,6 +44,7 @@ class StepBatch:
     accepted: int = 0
     recomputed: int = 0
     sampled: int = 0
+    vain: int = 0
     context: int = 0
     attended: int = 0
 
@@ -285,6 +286,8 @@ class BatchBuilder:
             if is_loading:
                 continue
             chunk = self._scheduler.chunk(sequence, budget)
+            if not chunk.num_tokens:  # what was cached of it went to those before it
+                continue
             if self._scheduler.shares_within_step:
                 self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= chunk.num_tokens

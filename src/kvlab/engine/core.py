@@ -235,6 +235,7 @@ class EngineCore:
             attended_tokens=batch.attended,
             proposed_tokens=batch.proposed,
             accepted_tokens=batch.accepted,
+            vain_tokens=batch.vain,
             replica=self.replica,
             pool=pool,
             counters=self._counters - before,
@@ -258,7 +259,8 @@ class EngineCore:
         decoding, chunk, refused = repeated
         if refused is not None and (scheduler.config.reserves_output or not stays_out(pool, decoding, refused)):
             return StepLog()
-        run, before = StepRun(pool, decoding, chunk), self._counters
+        rest = scheduler.longest_chunk(scheduler.config.max_batched_tokens - len(decoding))
+        run, before = StepRun(pool, decoding, chunk, rest), self._counters
         if not run.plan(executor, clock.now(), until_s):
             return StepLog()
         pool.expire(clock.now())

@@ -169,8 +169,8 @@ class FrontEnd:
         token_s = self._framework.output_token_us * 1e-6
         if not token_s:
             return
-        ends, sampled = (steps.column(name).tolist() for name in ("end_s", "sampled_tokens"))
-        for end_s, tokens in zip(ends, sampled, strict=True):
+        got = steps.column("sampled_tokens") - steps.column("vain_tokens")
+        for end_s, tokens in zip(steps.column("end_s").tolist(), got.tolist(), strict=True):
             self._take(end_s)
             if tokens:
                 self._free_s = max(self._free_s, end_s) + token_s * tokens

@@ -47,6 +47,7 @@ class PassResults:
         known = batch.num_known
         self._batch.context += known
         self._batch.attended += known
+        self._batch.vain += batch.num_in_vain
         if not (self._outputs.needs_every_token or self._scheduler.ended or any(logprobs)):
             self.output_tokens += len(tokens) - batch.num_in_vain
             for row in batch.append(tokens, now):

@@ -64,11 +64,11 @@ def stays_out(pool: BlockPool, decoding: DecodeBatch, refused: Sequence) -> bool
 
 
 class StepRun:
-    """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next. The last
-    may give sequences their last tokens.
+    """Steps that are all alike: `decoding`, and a `chunk` of a prompt, of which each step takes the next, until one
+    could take the `rest`. The last may give sequences their last tokens.
     """
 
-    def __init__(self, pool: BlockPool, decoding: DecodeBatch, chunk: Chunk | None) -> None:
+    def __init__(self, pool: BlockPool, decoding: DecodeBatch, chunk: Chunk | None, rest: int) -> None:
         self._pool, self._decoding, self._chunk = pool, decoding, chunk
         slots, most = decoding.slots, min(decoding.steps_left, _MOST)
         self._new = np.ones(len(decoding), dtype=np.int64)
@@ -76,7 +76,7 @@ class StepRun:
         if chunk is not None:
             part = slots_of([chunk.sequence])[0], chunk.num_tokens
             slots, self._new = np.append(slots, part[0]), np.append(self._new, part[1])
-            most = min(most, -(-chunk.sequence.num_uncomputed // chunk.num_tokens) - 1)
+            most = min(most, -((rest - chunk.sequence.num_uncomputed) // chunk.num_tokens))
         self._blocks = pool.run(decoding.slots, part)
         most = self._blocks.most(max(most, 0))
         self._lengths = pool.tables.lengths[slots] + self._new * np.arange(1, most + 1)[:, None]

@@ -52,9 +52,11 @@ class Decoders:
         return batch
 
     def part(self, sequences: Iterable[Sequence]) -> DecodeBatch:
-        """Some of them, which decode in a step alone."""
+        """Some of them, which decode in a step alone; those that have ended in vain."""
         self.is_stale = True
-        return DecodeBatch(sequences)
+        batch = DecodeBatch(sequences)
+        batch.decode_in_vain(slots_of(each for each in batch.sequences if each.status is SequenceStatus.FINISHED))
+        return batch
 
     def _remove_left(self) -> None:
         self.batch.remove(self._left)

@@ -46,7 +46,8 @@ class WholeBlockScheduler(Scheduler):
     def fits_step(self, sequence: Sequence, budget: int) -> bool:
         if len(sequence.token_ids) <= self.longest_chunk(budget):
             return True
-        return self._whole(len(sequence.token_ids) - self._state.cached_tokens(sequence), budget) > 0
+        cached = 0 if sequence.spec.scores_prompt else self._state.cached_tokens(sequence)
+        return self._whole(max(len(sequence.token_ids) - cached, 1), budget) > 0  # the last is computed in any case
 
     def candidate(self) -> Sequence | None:
         """The first, of as many as there is room for, that need not wait for a block of another."""

@@ -45,6 +45,7 @@ _COUNTERS = [name for name in PoolCounters._fields if name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 _TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
 _SPECULATION = ("proposed_tokens", "accepted_tokens")  # columns of runs that speculate
+_VAIN = ("vain_tokens",)  # a column of runs in which a sequence decoded once more
 _FLEET = ("replica",)  # a column of runs of several replicas
 _BLOCK_EVENTS = pa.array([event.name.lower() for event in BlockEvent])
 
@@ -77,7 +78,7 @@ def step_table(steps: StepLog) -> pa.Table:
     )
     unused = [
         group
-        for group in (_RETENTION, _TIERS, _SPECULATION, _FLEET)
+        for group in (_RETENTION, _TIERS, _SPECULATION, _VAIN, _FLEET)
         if not any(columns[name].any() for name in group)
     ]
     return table.drop_columns([name for group in unused for name in group])
