@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvlab.config.fleet import FleetConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.prefixes import RoutedPrompt, SentPrefixes
 from kvlab.fleet.routers import ROUTERS
+from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.support.model import prompt_for
 
 
@@ -32,3 +35,14 @@ def test_what_is_forgotten_of_a_prompt_is_its_end_or_all_of_it(router: str, bloc
     for request in sent:
         view.sent(request)
     assert [view.cached_tokens(request, 0.0) // 16 for request in sent] == blocks
+
+
+def test_what_was_sent_to_a_replica_that_died_is_forgotten() -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, router="estimated", life=["0.1:die:1", "0.12:return:1"]))
+    requests = traffic(10, gap_s=0.01)
+    served = {
+        record.replica
+        for record in serve(fleet, [*requests, replace(requests[0], request_id="late", arrival_s=0.11)]).records
+    }
+    assert served == {0, 1}
+    assert [view.remembered > 0 for view in fleet.views] == [True, False]

@@ -113,6 +113,9 @@ class PrefixView:
     def sent(self, request: RoutedRequest) -> None:
         """A request was sent to the replica."""
 
+    def restarted(self) -> None:
+        """The replica has lost all that it had."""
+
     def stepped(self, ends_s: Sequence[float]) -> None:
         """The replica has taken steps that end then."""
 
@@ -169,6 +172,9 @@ class SentPrefixes(PrefixView):
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:
             self._sent.popitem(last=False)
+
+    def restarted(self) -> None:
+        self._sent.clear()
 
 
 class EventSource(Protocol):

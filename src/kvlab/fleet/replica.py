@@ -92,6 +92,7 @@ class Replica:
         self.due_s = math.inf
         self.takes_requests = True
         self.may_die = False
+        self.prefixes = PrefixView()  # what the router knows of its cache
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when requests ended, or will as soon as their last step has
         self._open: dict[str, _Open] = {}  # by request
@@ -160,7 +161,8 @@ class Replica:
         return [sent.asked for sent in lost]
 
     def forget(self) -> None:
-        """Drop all cached contents."""
+        """Drop all cached contents, and what the router remembers of them."""
+        self.prefixes.restarted()
         if isinstance(self.core.pool, BlockPool):
             drop_cached(self.core.pool)
 
@@ -262,7 +264,7 @@ class SimulatedView:
         self._replica, self._period_s = replica, period_s
         self._store, self._store_weight = store, store_weight
         self.index, self.block_size = replica.index, replica.core.pool.block_size
-        self.prefixes = prefixes or PrefixView()
+        replica.prefixes = self.prefixes = prefixes or PrefixView()
         self.at(0.0)
 
     def at(self, now: float) -> Self:
