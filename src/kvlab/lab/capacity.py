@@ -142,7 +142,9 @@ def plan_capacity(
         block = kv.block_size * spec.bytes_per_token
         if hardware is not None:
             check_devices(config, hardware, plan)
-            plan = replace(plan, sure=planned_pools(config.framework.tables, hardware.name))
+            framework = config.framework
+            sure = planned_pools(framework.tables, hardware.name, graphs=framework.cuda_graphs)
+            plan = replace(plan, sure=sure)
         elif memory < plan.needed(block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{plan.left(memory)}B")

@@ -68,7 +68,7 @@ class _Counts:
     requests: int = 0
     prompt: int = 0
     output: int = 0
-    longest: int = 0  # tokens of a request, prompt and output together
+    longest: int = 0  # tokens of a request, prompt and output as far as it is known
     timed: int = 0
     answered: int = 0
     dropped: int = 0

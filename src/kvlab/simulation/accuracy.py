@@ -257,15 +257,16 @@ def ratios(framework: str, *, is_sparse: bool) -> str:
     )
 
 
-def planned_pools(framework: str, device: str) -> str:
-    """How near planned pools were to those of published starts, in words."""
+def planned_pools(framework: str, device: str, *, graphs: bool = True) -> str:
+    """How near planned pools were to those of published starts, in words; of servers with CUDA `graphs`, or not."""
     starts = {"vllm": PLANNED, "sglang": PLANNED_SGLANG}.get(framework)
     if starts is None:
         return f"how far pools that are planned for {framework} are off was not measured"
     errors = sorted(abs(1 / ratio - 1) for ratio in chain.from_iterable(starts.values()))
     within = 100 * _quantile(errors, 0.9)
     text = f"nine of ten of {len(errors)} published starts of {framework} had pools within {within:.0f} %"
-    return text if device in starts else f"{text}; none was on {device}"
+    text += "" if device in starts else f"; none was on {device}"
+    return text if graphs else f"{text}; none is known to have been without CUDA graphs"
 
 
 def _within(rows: Sequence[HeldOut], figure: str) -> float:
