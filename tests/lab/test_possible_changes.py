@@ -59,17 +59,23 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("framework", "own", "settings"),
     [
-        {"scheduler.max_batched_tokens": 32_768},
-        {"executor.tensor_parallel": 4},
-        {"scheduler.max_batched_tokens": 32_768, "executor.memory_utilization": 0.5},
+        ("sglang", "", {"scheduler.max_batched_tokens": 32_768}),
+        ("sglang", "", {"executor.tensor_parallel": 4}),
+        ("sglang", "", {"scheduler.max_batched_tokens": 32_768, "executor.memory_utilization": 0.5}),
+        ("sglang", "executor.memory_utilization=0.7", {"scheduler.max_batched_tokens": 32_768}),
+        ("trtllm", "", {"kv.block_size": 64}),
+        ("trtllm", "", {"scheduler.long_prefill_threshold": 16}),
+        ("trtllm", "", {"kv.block_size": 64, "scheduler.chunk_unit": 16}),
+        ("trtllm", "scheduler.chunk_unit=10000", {"kv.block_size": 64}),
+        ("trtllm", "", {"scheduler.reserve_output": False}),
     ],
 )
-@pytest.mark.parametrize("own", [(), ("executor.memory_utilization=0.7",)])
-def test_what_is_simulated_has_the_share_of_memory_that_its_command_has(
-    settings: dict[str, Any], own: tuple[str, ...]
+def test_what_is_simulated_has_what_the_server_of_its_command_takes(
+    framework: str, own: str, settings: dict[str, Any]
 ) -> None:
-    words = ("model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", "framework=sglang", *own)
+    """SGLang its share of the memory, TensorRT-LLM chunks of its blocks."""
+    words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)

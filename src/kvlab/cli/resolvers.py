@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -65,10 +64,8 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         groups = int(_root_.executor.attention_data_parallel)
         is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
         return max(1, int(scheduler.max_batched_tokens) // groups) if is_shared else None
-    if name == "chunk_unit":  # of a server whose chunks are whole blocks, as far as a step takes one
-        cuts_blocks = defaults is not None and defaults.chunks_blocks and scheduler.policy != "static"
-        most = min(int(scheduler.max_batched_tokens), int(scheduler.long_prefill_threshold or sys.maxsize))
-        return min(int(_root_.kv.block_size), most) if cuts_blocks and scheduler.conservativeness is None else None
+    if name == "chunk_unit":
+        return None if defaults is None else defaults.chunk_unit(int(_root_.kv.block_size), scheduler)
     is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing

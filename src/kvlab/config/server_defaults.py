@@ -26,6 +26,15 @@ class ServerDefaults(NamedTuple):
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
 
+    def chunk_unit(self, block_size: int, scheduler: Any) -> int | None:
+        """The `scheduler.chunk_unit` with such blocks and other settings of the scheduler, a SchedulerConfig or
+        what it is composed of: a block, as far as a step takes one of a prompt; None where chunks end anywhere.
+        """
+        if not self.chunks_blocks or scheduler.policy == "static" or scheduler.conservativeness is not None:
+            return None
+        step = int(scheduler.max_batched_tokens)
+        return min(block_size, step, int(scheduler.long_prefill_threshold or step))
+
 
 def defaults_of(
     run: Any, *, tokens: int | None = None, sequences: int | None = None, latent: bool = False

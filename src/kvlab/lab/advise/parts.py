@@ -9,7 +9,7 @@ from kvlab.config.groups import OWN_KEYS, with_settings
 from kvlab.planning.devices import usual_server
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
-_SHARE = "executor.memory_utilization"
+_SHARE, _UNIT = "executor.memory_utilization", "scheduler.chunk_unit"
 
 
 class Part(NamedTuple):
@@ -63,16 +63,20 @@ def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         has_roles = any(group.get("role") for group in groups)
         others |= {"fleet.groups": groups, "fleet.replicas": 1}  # which follow from the counts
         others |= {"fleet.prefill": 0} if has_roles else {}
-    return _with_usual_share(config, with_settings(config, others), others)
+    return _with_usual(config, with_settings(config, others), others)
 
 
-def _with_usual_share(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """With the share of the memory that the simulated server takes with other settings, where it had its own: a
-    command that gives these settings has it. SGLang's follows from its steps and devices.
+def _with_usual(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """With what the simulated server takes with other settings where it had its own, as a command that gives these
+    settings has it: SGLang's share of the memory follows from its steps and devices, TensorRT-LLM's chunks from its
+    blocks.
     """
-    if _SHARE in settings:
-        return other
     before, after = usual_server(config), usual_server(other)
-    if before is None or after is None or config.executor.memory_utilization != before.memory_utilization:
+    if before is None or after is None:
         return other
-    return with_settings(other, {_SHARE: after.memory_utilization})
+    usual: dict[str, Any] = {}
+    if config.executor.memory_utilization == before.memory_utilization:
+        usual[_SHARE] = after.memory_utilization
+    if config.scheduler.chunk_unit == before.chunk_unit(config.kv.block_size, config.scheduler):
+        usual[_UNIT] = after.chunk_unit(other.kv.block_size, other.scheduler)
+    return with_settings(other, {key: value for key, value in usual.items() if key not in settings})
