@@ -70,12 +70,15 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
         ("trtllm", "", {"kv.block_size": 64, "scheduler.chunk_unit": 16}),
         ("trtllm", "scheduler.chunk_unit=10000", {"kv.block_size": 64}),
         ("trtllm", "", {"scheduler.reserve_output": False}),
+        ("trtllm", "scheduler.policy=static", {"scheduler.policy": "continuous"}),
+        ("sglang", "scheduler.policy=static", {"scheduler.policy": "continuous"}),
+        ("vllm_synchronous", "scheduler.policy=static", {"scheduler.policy": "continuous"}),
     ],
 )
 def test_what_is_simulated_has_what_the_server_of_its_command_takes(
     framework: str, own: str, settings: dict[str, Any]
 ) -> None:
-    """SGLang its share of the memory, TensorRT-LLM chunks of its blocks."""
+    """SGLang its share of the memory, TensorRT-LLM chunks of its blocks, and all their own orders of a step."""
     words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)

@@ -10,6 +10,7 @@ from kvlab.planning.devices import usual_server
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
 _SHARE, _UNIT = "executor.memory_utilization", "scheduler.chunk_unit"
+_OF_BATCHES = "order", "reserve_prompt", "reserve_output", "conservativeness"  # which static batches have as kvlab
 
 
 class Part(NamedTuple):
@@ -69,7 +70,7 @@ def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 def _with_usual(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """With what the simulated server takes with other settings where it had its own, as a command that gives these
     settings has it: SGLang's share of the memory follows from its steps and devices, TensorRT-LLM's chunks from its
-    blocks.
+    blocks, and how it decides its steps from its forming no static batches.
     """
     before, after = usual_server(config), usual_server(other)
     if before is None or after is None:
@@ -77,6 +78,10 @@ def _with_usual(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]
     usual: dict[str, Any] = {}
     if config.executor.memory_utilization == before.memory_utilization:
         usual[_SHARE] = after.memory_utilization
+    if config.scheduler.policy == "static" != other.scheduler.policy:
+        own = SchedulerConfig()
+        unset = (name for name in _OF_BATCHES if getattr(config.scheduler, name) == getattr(own, name))
+        usual |= {f"scheduler.{name}": getattr(after, name) for name in unset}
     if config.scheduler.chunk_unit == before.chunk_unit(config.kv.block_size, config.scheduler):
         usual[_UNIT] = after.chunk_unit(other.kv.block_size, other.scheduler)
     return with_settings(other, {key: value for key, value in usual.items() if key not in settings})
