@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,24 @@ from kvlab.simulation.timings.base import Counts
 
 Row = dict[str, Any]  # what was decided in a step
 Rows = list[Row]
+
+# Workloads that all comparisons have: overrides, without the memory for them.
+OUTPUT = "workload.output_len={min: 16, max: 96}"
+PROMPT = "workload.prompt_len={min: 32, max: 300}"
+LONG = "workload.prompt_len={min: 300, max: 1500}"
+POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
+BURST = ["workload=burst48", PROMPT, OUTPUT]
+ARRIVALS = [*BURST, *POISSON]
+SHARED = [
+    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
+    "workload.group_len=150", PROMPT, OUTPUT,
+]  # fmt: skip
+CONVERSATIONS = [
+    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
+    "workload.prompt_len={min: 32, max: 150}",
+]  # fmt: skip
+AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
+
 FIELDS = ("admitted", "resumed", "preempted", "tokens", "hits", "evicted", "in_use")
 
 
@@ -54,8 +71,8 @@ class Decided(NamedTuple):
     requests: list[dict[str, Any]]
 
 
-def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | None = None) -> Decided:
-    """Run a workload, whose requests `prepare` may change, in steps of one second."""
+def decide(config: RunConfig, max_tokens: int | None = None) -> Decided:
+    """Run a workload, whose requests may ask for more tokens than they produce, in steps of one second."""
     plan = replace(plan_run(config), timing=OneSecond())
     requests = plan.requests
     if not config.scheduler.ahead:
@@ -63,8 +80,8 @@ def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | N
             replace(each, arrival_s=float(math.floor(each.arrival_s))) if each.follows is None else each
             for each in requests
         ]
-    if prepare is not None:
-        requests = [prepare(plan, each) for each in requests]
+    if max_tokens is not None:
+        requests = [_asking_for(max_tokens, plan, each) for each in requests]
     engine = build_engine(plan)
     asked: dict[str, Request] = {}
     submit = engine.submit
@@ -95,7 +112,7 @@ def decide(config: RunConfig, prepare: Callable[[RunPlan, Request], Request] | N
     )
 
 
-def asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
+def _asking_for(max_tokens: int, plan: RunPlan, request: Request) -> Request:
     """A request for so many tokens, which ends by a stop token where the workload's own would have ended."""
     assert isinstance(plan.timing, StepTiming)
     executor = SimulatedExecutor(plan.model, plan.timing, plan.config.framework)

@@ -15,7 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import decisions
-from experiments.decisions import Rows, asking_for, decide, decided_by, report
+from experiments.decisions import (
+    AHEAD,
+    ARRIVALS,
+    BURST,
+    CONVERSATIONS,
+    LONG,
+    SHARED,
+    UNSHARED,
+    Rows,
+    decide,
+    decided_by,
+    report,
+)
 from experiments.runs import configure
 
 #: What a simulated SGLang is told, but for the sizes: the one table to change when its settings do.
@@ -37,25 +49,10 @@ BASE = [
     "scheduler.max_batch_size=32",  # max_running_requests
     *SGLANG,
 ]
-OUTPUT = "workload.output_len={min: 16, max: 96}"
-PROMPT = "workload.prompt_len={min: 32, max: 300}"
-BURST = ["workload=burst48", PROMPT, OUTPUT]
-POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
-ARRIVALS = [*BURST, *POISSON]
-SHARED = [
-    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
-    "workload.group_len=150", PROMPT, OUTPUT,
-]  # fmt: skip
-CONVERSATIONS = [
-    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
-    "workload.prompt_len={min: 32, max: 150}",
-]  # fmt: skip
-LONG = "workload.prompt_len={min: 300, max: 1500}"
 MANY = [
     "workload.num_requests=600", "workload.rate=0.6", "workload.prompt_len={min: 32, max: 100}",
     "workload.output_len={min: 150, max: 200}", "scheduler.max_batch_size=256", "scheduler.max_batched_tokens=1024",
 ]  # fmt: skip
-AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
 
 
 class Workload(NamedTuple):
@@ -109,8 +106,7 @@ def ours(workload: Workload, page_size: int = 1) -> tuple[dict[str, Any], Rows]:
     """The trace for SGLang, and what kvlab decided in each step."""
     blocks = workload.tokens // page_size
     config = configure([*BASE, *workload.overrides, f"kv.block_size={page_size}", f"kv.num_blocks={blocks}"])
-    most = workload.max_tokens
-    decided = decide(config, None if most is None else lambda plan, request: asking_for(most, plan, request))
+    decided = decide(config, workload.max_tokens)
     plan = decided.plan
     trace = {
         "page_size": page_size,

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import decisions
-from experiments.decisions import Rows, asking_for, decide, report
+from experiments.decisions import (
+    AHEAD,
+    ARRIVALS,
+    BURST,
+    CONVERSATIONS,
+    LONG,
+    SHARED,
+    UNSHARED,
+    Rows,
+    decide,
+    report,
+)
 from experiments.decisions_vs_tensorrt_llm.tensorrt_llm_scheduler import run as decided_by
 from experiments.decisions_vs_tensorrt_llm.tensorrt_llm_scheduler import scheduler_of
 from experiments.runs import configure
@@ -32,21 +43,6 @@ BASE = [
     "scheduler.max_batched_tokens=512",  # max_num_tokens
     "scheduler.max_batch_size=32",
 ]
-OUTPUT = "workload.output_len={min: 16, max: 96}"
-PROMPT = "workload.prompt_len={min: 32, max: 300}"
-BURST = ["workload=burst48", PROMPT, OUTPUT]
-POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
-ARRIVALS = [*BURST, *POISSON]
-SHARED = [
-    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
-    "workload.group_len=150", PROMPT, OUTPUT,
-]  # fmt: skip
-CONVERSATIONS = [
-    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
-    "workload.prompt_len={min: 32, max: 150}",
-]  # fmt: skip
-LONG = "workload.prompt_len={min: 300, max: 1500}"
-AHEAD, UNSHARED = "scheduler.ahead=true", "kv.prefix_sharing=false"
 WHOLE = "scheduler.chunk_unit=16384"  # enable_chunked_prefill=false
 EVICT = "scheduler.reserve_output=false"  # MAX_UTILIZATION
 
@@ -109,8 +105,7 @@ WORKLOADS = {
 def ours(workload: Workload) -> tuple[dict[str, Any], Rows]:
     """The trace for TensorRT-LLM, and what kvlab decided in each step."""
     config = configure([*BASE, *workload.overrides, f"kv.num_blocks={workload.blocks}"])
-    most = workload.max_tokens
-    decided = decide(config, None if most is None else lambda plan, request: asking_for(most, plan, request))
+    decided = decide(config, workload.max_tokens)
     trace = {
         "block_size": BLOCK,
         "num_blocks": workload.blocks,

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.decisions import Rows, asking_for, compare, decide, decided_by, table
+from experiments import decisions
+from experiments.decisions import AHEAD, BURST, LONG, UNSHARED, Rows, compare, decide, decided_by, table
 from experiments.runs import configure
 
 BASE = [
@@ -28,22 +28,12 @@ BASE = [
     "scheduler.max_batched_tokens=512",
     "scheduler.max_batch_size=32",
 ]
-OUTPUT = "workload.output_len={min: 16, max: 96}"
-PROMPT = "workload.prompt_len={min: 32, max: 300}"
-BURST = ["workload=burst48", PROMPT, OUTPUT]
-POISSON = ["workload.num_requests=200", "workload.arrival=poisson", "workload.rate=0.5"]
-ARRIVALS = [*BURST, *POISSON, "kv.num_blocks=120"]
-SHARED = [
-    "workload=shared_prefix", *POISSON, "workload.system_len=100", "workload.num_groups=8",
-    "workload.group_len=150", PROMPT, OUTPUT, "kv.num_blocks=400",
-]  # fmt: skip
-CONVERSATIONS = [
-    "workload=multi_turn", "workload.num_requests=24", "workload.turns=4", "workload.think_s=0", OUTPUT,
-    "workload.prompt_len={min: 32, max: 150}", "kv.num_blocks=500",
-]  # fmt: skip
+ARRIVALS = [*decisions.ARRIVALS, "kv.num_blocks=120"]
+SHARED = [*decisions.SHARED, "kv.num_blocks=400"]
+CONVERSATIONS = [*decisions.CONVERSATIONS, "kv.num_blocks=500"]
 CHUNKS = ["scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128"]
-MANY_CHUNKS = ["workload.prompt_len={min: 300, max: 1500}", "scheduler.max_batched_tokens=64"]
-AHEAD, WINDOWS, UNSHARED = "scheduler.ahead=true", "model=gemma3_tiny", "kv.prefix_sharing=false"
+MANY_CHUNKS = [LONG, "scheduler.max_batched_tokens=64"]
+WINDOWS = "model=gemma3_tiny"
 PRIORITIES = ["workload.priorities=4", "scheduler.order=priority"]
 WORKLOADS = {
     "burst, memory for all": [*BURST, "kv.num_blocks=2000"],
@@ -81,7 +71,7 @@ ASKED = {"asked for 512": 512, "ahead: asked for 512": 512}  # more tokens than 
 def ours(overrides: list[str], max_tokens: int | None = None) -> tuple[dict[str, Any], Rows]:
     """The trace for vLLM, and what kvlab decided in each step."""
     config = configure([*BASE, *overrides])
-    decided = decide(config, None if max_tokens is None else partial(asking_for, max_tokens))
+    decided = decide(config, max_tokens)
     plan = decided.plan
     trace = {
         "block_size": config.kv.block_size,
