@@ -8,6 +8,7 @@ import pytest
 
 from kvlab.config import KVConfig, SchedulerConfig
 from kvlab.core import Request, SamplingParams, Sequence, SequenceStatus
+from kvlab.engine.batching import Stop
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.errors import ConfigError, TooLongError
@@ -52,6 +53,7 @@ class TestChunks:
         first, second = add(engine, "a", 18), add(engine, "bb", 3)
         assert computed(engine, first, second) == [18, 0]
         assert second.status is SequenceStatus.WAITING
+        assert engine._batch.stop is Stop.TOKENS  # two are left, and no policy keeps it out
         assert computed(engine, second) == [3]
         drain(engine)
 

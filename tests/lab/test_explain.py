@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.core.step_log import StepLog
+from kvlab.engine.clock import LogicalClock
 from kvlab.errors import ConfigError
 from kvlab.lab.calibrate import RealRun
 from kvlab.lab.explain.changes import counterfactuals
 from kvlab.lab.explain.fitted import resimulate
-from kvlab.lab.explain.life_observer import DecodeTimes
+from kvlab.lab.explain.life_observer import DecodeTimes, LifeObserver
 from kvlab.lab.explain.lives import Cause
 from kvlab.lab.explain.recorded import RecordedExplanation, explain_trace
 from kvlab.lab.explain.replayed import Explanation, observe, served_from
@@ -29,6 +31,7 @@ from kvlab.lab.terminal import Terminal
 from kvlab.simulation.calibration import Subject
 from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.plans import composed
+from tests.support.table import TableExecutor, table_engine, table_pool
 
 SIMULATED = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "figures=false")
 
@@ -298,3 +301,23 @@ def test_a_second_replica_leaves_half_of_the_requests_and_those_asked_about() ->
     kept = [request for number, request in enumerate(plan.requests) if number % 2 == 0 or number == 3]
     records = served(replace(plan, requests=kept)).records
     assert change.asked_ms == next(record.e2el_ms for record in records if record.request_id == "r3")
+
+
+def test_one_that_decodes_in_vain_hides_no_preemption() -> None:
+    """`a` has ended, and decodes once more in the step for which `b` finds no block: as many decode as before."""
+    executor, clock = TableExecutor(1.0), LogicalClock()
+    core = table_engine(table_pool(5), executor, clock, ahead=True, admission_reserve=0, order="priority")
+    core.observer = observer = LifeObserver(core, DecodeTimes(StepLog()))
+    records: list[RequestRecord] = []
+    for name, output in (("a", 5), ("b", 8)):
+        prompt = tuple(range(100 * ord(name), 100 * ord(name) + 4))
+        core.submit(Request(name, prompt, SamplingParams(8), output_tokens=output), on_finish=records.append)
+    while core.has_work():
+        core.step()
+    (record,) = (each for each in records if each.request_id == "b")
+    (preempted_s,), (resumed_s,) = record.preempted_s, record.resumed_s
+    life = observer.ended(("b", 0), record.finished_s)
+    assert life is not None
+    causes = {each.cause for each in life.intervals if each.start_s < resumed_s and each.end_s > preempted_s}
+    assert Cause.RETURN in causes
+    assert Cause.DECODE not in causes
