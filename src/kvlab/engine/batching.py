@@ -187,7 +187,7 @@ class BatchBuilder:
                 if part.proposals:
                     batch.proposals = {}
                 elif not (self._scheduler.config.on_exhaustion == "fail" or self._is_alone()):
-                    self._preempt(batch, now, error.slots[:1] if stage is Stage.DECODE else ())
+                    self._preempt(batch, now)
                 elif self._scheduler.leaving:
                     self._retire_early(batch, self._scheduler.leaving[-1])
                 else:
@@ -206,14 +206,11 @@ class BatchBuilder:
         for sequence in refused:
             self._fail(sequence, f"{error}; did not fit: {names}")
 
-    def _preempt(self, batch: StepBatch, now: float, lacking: Collection[int]) -> None:
-        """Preempt a sequence, which may be the one in the slot `lacking` memory to decode."""
+    def _preempt(self, batch: StepBatch, now: float) -> None:
         victim = self._scheduler.victim()
         if victim.status is SequenceStatus.FINISHED:
             self._retire_early(batch, victim)
             return
-        if victim.slot in lacking:
-            batch.decoding = self._scheduler.left_by(victim, batch.decoding)
         batch.remove([victim])
         batch.preempted += 1
         self._scheduler.preempt(victim)

@@ -12,7 +12,7 @@ from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, Sequence, SequenceStatus
 from kvlab.engine.scheduler.decoders import Decoders
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
-from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS, lowest_priority
+from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.step_plan import Chunk, DecodeBatch
@@ -257,15 +257,6 @@ class Scheduler:
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""
         return self._victim(self.running)
-
-    def left_by(self, victim: Sequence, decoding: DecodeBatch) -> DecodeBatch:
-        """Those that decode in a step in which the victim is the one that there was no memory for. By priority, as
-        in vLLM, nothing is computed then of the sequences that were admitted after it.
-        """
-        if self._victim is not lowest_priority:
-            return decoding
-        self._continuing = [each for each in self._continuing if each.admission < victim.admission]
-        return self._decoders.part(each for each in decoding.sequences if each.admission < victim.admission)
 
     def preempt(self, sequence: Sequence) -> None:
         """Move a running sequence, which has its slot still, to the queue: all its tokens are computed again."""

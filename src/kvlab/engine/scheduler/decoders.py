@@ -42,20 +42,13 @@ class Decoders:
         chosen = choose(self.batch.sequences)
         batch = self.batch
         if len(chosen) < len(batch):
-            batch = self.part(chosen)
+            batch, self.is_stale = DecodeBatch(chosen), True
         elif self.is_stale:
             batch, self.is_stale = DecodeBatch(chosen), False
             self.batch = batch
         stopped, self._stopped = slots_of(self._stopped), []
         batch.decode_in_vain(stopped)
         self._left += stopped  # behind this step
-        return batch
-
-    def part(self, sequences: Iterable[Sequence]) -> DecodeBatch:
-        """Some of them, which decode in a step alone; those that have ended in vain."""
-        self.is_stale = True
-        batch = DecodeBatch(sequences)
-        batch.decode_in_vain(slots_of(each for each in batch.sequences if each.status is SequenceStatus.FINISHED))
         return batch
 
     def _remove_left(self) -> None:
