@@ -83,7 +83,7 @@ Feature: How many sequences fit
       When I plan "model=llama3_1_70b hardware=h100_sxm executor.dtype=bfloat16 executor.tensor_parallel=16"
       Then the planner says "80 layers x 8 KV heads x 128 numbers x 2 bytes, bfloat16; 2 devices have copies"
       And the planner says "matrices in bfloat16 132.0 GiB"
-      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each (vLLM 0.32's default), less the working memory of 15 others"
+      And the planner says "on 16 x h100_sxm: executor.memory_utilization=0.92 of 79.2 GiB each (vLLM 0.33's default), less the working memory of 15 others"
       And a token takes 655360 bytes and a block of 16 tokens 10485760
 
     @R29.10
@@ -92,7 +92,7 @@ Feature: How many sequences fit
       Then the planner says "matrices in bfloat16 and mxfp4 56.3 GiB, embedding 1.1 GiB, scales 3.3 GiB"
       And the planner says "16 tokens x 18 layers; groups of layers: 1 of full attention and 1 of 128 tokens"
       When I plan "model=gpt_oss_20b hardware=h100_sxm executor.dtype=bfloat16"
-      Then the planner says "154,711 blocks, 2,475,376 token slots of 12 layers; contiguous: 9 slots, 1,179,648 token slots of 24 layers"
+      Then the planner says "148,361 blocks, 2,373,776 token slots of 12 layers; contiguous: 9 slots, 1,179,648 token slots of 24 layers"
 
     @R2.1
     Scenario: Devices are given in short
@@ -134,8 +134,8 @@ Feature: How many sequences fit
       # 81,559 MiB, of which the driver keeps 480. vLLM's share grew with the CUDA graphs that it counts since.
       Examples:
         | settings                                                  | share | whose                    |
-        | framework=vllm                                            | 0.92  | (vLLM 0.32's default)    |
-        | framework.cuda_graphs=false                               | 0.92  | (vLLM 0.32's default) ... published starts of vllm had pools within 3 %; none is known to have been without CUDA graphs |
+        | framework=vllm                                            | 0.92  | (vLLM 0.33's default)    |
+        | framework.cuda_graphs=false                               | 0.92  | (vLLM 0.33's default) ... published starts of vllm had pools within 3 %; none is known to have been without CUDA graphs |
         | framework.version=0.21.0                                  | 0.92  | (vLLM 0.21.0's default)  |
         | framework.version=0.19.0                                  | 0.9   | (vLLM 0.19.0's default)  |
         | framework=vllm_synchronous                                | 0.9   | (vLLM 0.12's default)    |

@@ -34,15 +34,15 @@ Feature: Right by default
 
       Examples:
         | settings                                           | message                                                                                                     |
-        | hardware=h100_sxm                                  | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.32's server by default), up to 64 tokens  |
-        | hardware=a100_sxm                                  | vllm with steps of up to 2,048 tokens and 256 sequences (vLLM 0.32's server by default)                     |
-        | hardware=b200_sxm                                  | vllm with steps of up to 16,384 tokens and 1,024 sequences (vLLM 0.32's server by default)                  |
+        | hardware=h100_sxm                                  | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.33's server by default), up to 64 tokens  |
+        | hardware=a100_sxm                                  | vllm with steps of up to 2,048 tokens and 256 sequences (vLLM 0.33's server by default)                     |
+        | hardware=b200_sxm                                  | vllm with steps of up to 16,384 tokens and 1,024 sequences (vLLM 0.33's server by default)                  |
         | hardware=b200_sxm framework.version=0.27.1         | vllm with steps of up to 8,192 tokens and 1,024 sequences (vLLM 0.27.1's server by default)                 |
         | hardware=l40s framework=sglang                     | sglang with steps of up to 4,096 tokens and 2,048 sequences (SGLang 0.5.23's server by default)             |
         | hardware=h200_sxm framework=trtllm                 | blocks of 32 tokens ... trtllm with steps of up to 8,192 tokens and 2,048 sequences (TensorRT-LLM's server by default) ... prompts in chunks (of a server with enable_chunked_prefill, which is off by default) |
         | hardware=h200_sxm framework=trtllm scheduler.chunk_unit=9000 | (TensorRT-LLM's server by default), up to 64 tokens each; |
-        | hardware=h100_sxm scheduler.max_batch_size=64      | 8,192 tokens and 64 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                              |
-        | hardware=h100_sxm scheduler.max_batched_tokens=700 | 700 tokens and 700 sequences (vLLM 0.32's server by default: 8,192 and 1,024)                               |
+        | hardware=h100_sxm scheduler.max_batch_size=64      | 8,192 tokens and 64 sequences (vLLM 0.33's server by default: 8,192 and 1,024)                              |
+        | hardware=h100_sxm scheduler.max_batched_tokens=700 | 700 tokens and 700 sequences (vLLM 0.33's server by default: 8,192 and 1,024)                               |
         | hardware=h100_sxm framework=kvlab                  | kvlab with steps of up to 512 tokens and 48 sequences, up to 64 tokens each                                 |
 
     @R23.11

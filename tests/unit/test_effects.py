@@ -14,6 +14,7 @@ def said(*words: str) -> str:
 SERVER = ("engine=openai", "engine.url=http://localhost:8000")
 LINES = ("workload=jsonl", "workload.path=requests.jsonl")
 TRACE = ("workload=azure", "workload.path=trace.csv")
+VLLM_0_32 = ("executor=simulated", "hardware=h100_sxm", "framework.version='0.32'")
 SIMULATED = ("executor=simulated", "hardware=h100_sxm")
 
 
@@ -41,7 +42,7 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("executor.device=cpu", "executors that compute", SIMULATED),
         ("model.weights=elsewhere", "executors that compute", SIMULATED),
         ("model.tokenizer=fetched:smollm2", "executors that compute, and workloads of words", SIMULATED),
-        ("framework.flashinfer_sampler=True", "simulated devices of a vLLM before 0.28", SIMULATED),
+        ("framework.flashinfer_sampler=True", "simulated devices of a vLLM before 0.28", VLLM_0_32),
         ("framework.cuda_graphs=False", "simulated devices", ()),
         ("framework.eager_layer_us=300.0", "simulated devices", ("framework.cuda_graphs=false",)),
         ("framework.eager_layer_us=300.0", "framework.cuda_graphs=false", SIMULATED),

@@ -125,6 +125,7 @@ def _working_formula(plan: CapacityPlan) -> str:
     """Of the step that needs most."""
     working, settings, model = plan.working, plan.settings, plan.model
     small = f", {format_bytes(working.graphs)} for CUDA graphs" if working.graphs else ""
+    small += f", {format_bytes(working.counts)} to count tokens for penalties" if working.counts else ""
     small += f", and {format_bytes(working.small)} for small things"
     small += "" if settings.startup.profiled else "; in what is left free"
     if working.compiling > max(working.logits, working.layers + working.attention):

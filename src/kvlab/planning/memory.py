@@ -183,11 +183,13 @@ class WorkingMemory:
     small: int
     compiling: int = 0  # example inputs on which a simulated framework times its kernels
     graphs: int = 0  # kept free for CUDA graphs
+    counts: int = 0  # of each sequence's tokens, which a simulated framework keeps for penalties
 
     @property
     def peak(self) -> int:
         """Of a step."""
-        return max(self.layers + self.attention, self.logits, self.compiling) + self.small + self.graphs
+        kept = self.small + self.graphs + self.counts
+        return max(self.layers + self.attention, self.logits, self.compiling) + kept
 
     @property
     def is_of_logits(self) -> bool:
@@ -253,6 +255,7 @@ def _startup(model: DecoderConfig, settings: EngineSettings) -> dict[str, int]:
     return {
         "compiling": table + settings.max_batched_tokens * 2 * row if start.compiles else 0,
         "graphs": graph_bytes(settings.max_batch_size, settings.max_batched_tokens, row) if start.graphs else 0,
+        "counts": settings.max_batch_size * model.vocab_size * 33 // 8 if start.counts else 0,  # int32, and a bit
     }
 
 

@@ -7,13 +7,15 @@ SGLang counts nothing: its share of the memory leaves steps and graphs what they
 It is a share of what is free before the weights are loaded.
 
 vLLM runs its largest step once and samples a full batch before it sizes the cache (its worker's
-`determine_available_memory`). Read in the sources of 0.9 to 0.12, 0.16, 0.17, 0.19 to 0.24, 0.28 and 0.32:
+`determine_available_memory`). Read in the sources of 0.9 to 0.12, 0.16, 0.17, 0.19 to 0.24 and 0.28 to 0.33:
 
     sampling    until 0.16 all logits are sorted: 38 bytes for each. From 0.17 a kernel finds top-k and top-p:
                 logits, the same in float32, probabilities and random numbers are 14 bytes, and its programs keep
                 rows of their own. FlashInfer's sampler takes 14, too (logits, float32, what top-k leaves of them,
                 probabilities) and no rows: the default from 0.21, and where it is installed until 0.11.0, as in
-                vLLM's Docker images. Model runner V2 (dense models from 0.28) samples without top-k: 6 bytes
+                vLLM's Docker images. Model runner V2 (dense models from 0.28, all from 0.29) samples without top-k:
+                its logits alone, 2 bytes. From 0.33 it samples once more with all that requests may ask for
+    counts      V2 keeps how often each sequence has each token, for penalties, and a bit for those of its prompt
     compiling   from 0.16 Inductor times combined kernels on example inputs, the embedding's table among them. A
                 start that finds its kernels compiled (a warm cache) does not, and gives those bytes to the cache
     graphs      from 0.21 an estimate of the CUDA graphs is kept free: one segment of PyTorch's allocator for each
@@ -43,6 +45,7 @@ class Startup(NamedTuple):
     scratch_rows: int = 0  # most rows of float32 logits that kernels keep
     compiles: bool = False  # whether the embedding's table is there once more
     graphs: bool = False  # whether CUDA graphs are counted
+    counts: bool = False  # whether each sequence's tokens are, on the device
     unsure: bool = False  # whether it depends on how vLLM was installed what samples, and nobody said it
     profiled: bool = True  # whether the largest step is run, and its memory taken from the share
     of_the_rest: bool = False  # whether the share is of what weights and steps leave, and the cache's alone
@@ -90,7 +93,14 @@ def startup(framework: FrameworkConfig) -> Startup:
             graphs=version >= (0, 21) and framework.cuda_graphs,
             unsure=version < (0, 11, 1) and framework.flashinfer_sampler is None,
         )
-    return Startup(6, compiles=framework.cuda_graphs, graphs=version >= (0, 29) and framework.cuda_graphs)
+    greedy, flashinfer = version < (0, 33), framework.flashinfer_sampler is not False
+    return Startup(
+        logit_bytes=2 if greedy else FLASHINFER_BYTES if flashinfer else 6,
+        scratch_rows=0 if greedy or flashinfer else 128,
+        compiles=framework.cuda_graphs,
+        graphs=version >= (0, 29) and framework.cuda_graphs,
+        counts=True,
+    )
 
 
 def graph_bytes(max_batch_size: int, max_batched_tokens: int, row_bytes: int) -> int:

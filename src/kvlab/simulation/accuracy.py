@@ -148,9 +148,9 @@ def kind_of(is_sparse: bool) -> str:
 PLANNED = {
     "a100_sxm": (1.005, 0.995),
     "h100_sxm": (1.0, 1.0, 0.997, 0.998, 0.998, 1.026, 1.027),
-    "l40s": (0.916,),
+    "l40s": (0.903,),
     "rtx_4090": (0.991,),
-    "rtx_pro_6000_server": (1.015, 0.984),
+    "rtx_pro_6000_server": (1.014, 0.983),
 }
 #: The same tokens at starts of SGLang that nothing is fitted to (experiments/planner_vs_sglang).
 PLANNED_SGLANG = {
