@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
+from kvlab.config import HardwareConfig
 from kvlab.config.server_defaults import server_defaults
+from kvlab.config.values import parse_bytes
+from kvlab.paths import CONF
+
+DEVICES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml") if path.stem != "here")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_has_what_a_run_asks_of_it(name: str) -> None:
+    settings = OmegaConf.to_container(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"))
+    hardware = HardwareConfig(**settings)  # type: ignore[arg-type]
+    assert hardware.name == name
+    assert 0.9 < hardware.usable_bytes / parse_bytes(hardware.memory, key="hardware.memory") <= 1
+    assert {"bfloat16", "float16", "float32"} <= set(hardware.tflops)
+    rates = (hardware.bandwidth_gb_s, hardware.link_gb_s, hardware.host_link_gb_s, hardware.power_watts)
+    assert min(rates) > 0
 
 
 @pytest.mark.parametrize(
