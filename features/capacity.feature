@@ -77,6 +77,9 @@ Feature: How many sequences fit
       And the planner says "61 layers x a latent of 576 numbers x 2 bytes, bfloat16; 8 devices have copies"
       And the planner says "671,026,419,200 parameters, matrices in fp8_block"
       And a token takes 562176 bytes and a block of 16 tokens 8994816
+      # vLLM's kernels for latents have blocks of their own on a B200.
+      When I plan "model=deepseek_v3 hardware=b200_sxm executor.dtype=bfloat16 executor.tensor_parallel=8"
+      Then a token takes 562176 bytes and a block of 32 tokens 17989632
 
     @R29.10
     Scenario: Devices that outnumber a model's KV heads have copies of them, and of what computes them

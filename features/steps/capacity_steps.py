@@ -118,10 +118,11 @@ def planner_says(commands: list[Command], text: str) -> None:
     assert text in commands[-1].output, commands[-1].output
 
 
-@then(parsers.parse("a token takes {token:d} bytes and a block of 16 tokens {block:d}"))
-def token_and_block(planner: Planner, token: int, block: int) -> None:
+@then(parsers.parse("a token takes {token:d} bytes and a block of {size:d} tokens {block:d}"))
+def token_and_block(planner: Planner, token: int, size: int, block: int) -> None:
     figures = planner.figures()
     assert (figures["bytes_per_token"], figures["bytes_per_block"]) == (token, block)
+    assert figures["inputs"]["block_size"] == size
 
 
 @then(parsers.parse("within {percent:d} % of {blocks:d} blocks of 16 tokens fit"))

@@ -36,7 +36,7 @@ OVERRIDES = {
     "+new.key=1": "new={'key': 1}: unknown; known: model, kv, ",
     "+kv.blocksize=8": "kv.blocksize=8: unknown; did you mean kv.block_size? known: backend, ",
     "model=qwen3_8": "did you mean qwen3_8b?",
-    "hardware=H100": "hardware=H100: unknown; known: a100_pcie, a100_sxm, a30, b200_sxm, ",
+    "hardware=H100": "hardware=H100: unknown; known: a100_pcie, a100_sxm, a100_sxm_40g, a10g, a30, ",
     "hydra/launcher=jobs": "hydra/launcher=jobs: unknown; known: basic",
     "tags={a: b}": "Could not override 'tags'; Key 'a' is not in struct; to add it, write +tags=...",
     "fleet.life=1:die:0": "fleet.life=1:die:0: must be a list, as 'fleet.life=[1:die:0]'",

@@ -70,6 +70,27 @@ def test_vllms_limits_and_schedule_are_those_of_its_version(
     assert found.source == f"vLLM {version}'s server"
 
 
+@pytest.mark.parametrize(
+    ("device", "version", "narrow", "block"),
+    [
+        # From the sources of each version: what its default backend for latent attention has.
+        ("h100_sxm", "0.9.2", False, 64),
+        ("h20_sxm", "0.17.0", False, 64),
+        ("h200_sxm", "0.18.1", False, 16),
+        ("h100_pcie", None, True, 64),  # fp8
+        ("b200_sxm", "0.9.2", False, 16),
+        ("gb200", "0.14.0", False, 128),
+        ("b300_sxm", "0.15.1", True, 64),
+        ("gb300", None, False, 32),
+        ("a100_sxm", "0.9.2", False, 16),
+    ],
+)
+def test_vllms_blocks_of_latent_attention(device: str, version: str | None, narrow: bool, block: int) -> None:
+    found = server_defaults("vllm", device, "79GiB", version, latent=True, narrow=narrow)
+    assert found is not None
+    assert found.block_size == block
+
+
 @pytest.mark.parametrize("framework", ["kvlab", "mine"])
 def test_others_keep_kvlabs_own(framework: str) -> None:
     assert server_defaults(framework, "h100_sxm", "80GiB") is None

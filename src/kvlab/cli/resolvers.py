@@ -75,7 +75,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
         return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len
-    if name == "memory_utilization":
+    if name in ("memory_utilization", "block_size"):
         latent = _published(_root_.model, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
         return getattr(defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent), name)

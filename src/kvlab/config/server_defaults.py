@@ -57,6 +57,7 @@ def defaults_of(
         sequences=sequences,
         latent=latent,
         graphs=bool(framework.cuda_graphs),
+        narrow=str(run.kv.dtype).startswith("fp8"),
     )
 
 
@@ -72,14 +73,16 @@ def server_defaults(
     sequences: int | None = None,
     latent: bool = False,
     graphs: bool = True,
+    narrow: bool = False,
 ) -> ServerDefaults | None:
     """The defaults of a framework (its name in `conf/framework`) on one `device` (its name in `conf/hardware`)
     with so much memory, as 80GiB, or on `groups` of devices that share the sequences, whose limits of a step are
     counted together: vLLM and TensorRT-LLM have a scheduler with these limits for each, SGLang divides them. None
     for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. SGLang's
     share of the memory follows from all its `devices`, from a step's `tokens` and the running `sequences` (None:
-    its own), from whether attention is `latent`, and from whether there are CUDA `graphs`. Raises ConfigError for a
-    memory that is no size, and for a version that is none.
+    its own), from whether attention is `latent`, and from whether there are CUDA `graphs`; vLLM's blocks of latent
+    attention from whether K and V are `narrow` (fp8). Raises ConfigError for a memory that is no size, and for a
+    version that is none.
 
     Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
     since 0.9, devices of 160 GiB the largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
@@ -93,7 +96,9 @@ def server_defaults(
         return None
     mib = parse_bytes(memory, key="hardware.memory") / _MIB
     if framework.startswith("vllm"):
-        return _of_vllm(framework, simulated_version(framework, version), device, mib / 1_024, groups)
+        newest = simulated_version(framework, version)
+        block_size = _latent_block(device, version_key(newest), narrow) if latent else 16
+        return _of_vllm(framework, newest, device, mib / 1_024, groups, block_size)
     if framework == "sglang":
         newest = simulated_version(framework, version)
         key = version_key(newest)
@@ -124,7 +129,18 @@ def server_defaults(
     return None
 
 
-def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int) -> ServerDefaults:
+def _latent_block(device: str, vllm: tuple[int, ...], narrow: bool) -> int:
+    """Tokens of a block, as vLLM's default backend for latent attention has them on a device (`platforms/cuda.py`,
+    and from 0.18 the backends' own `get_preferred_block_size`): FlashMLA 64, CUTLASS 128, FlashInfer 64, then 32.
+    """
+    if device.startswith(("h100", "h200", "h20_")):
+        return 64 if vllm < (0, 18) or narrow else 16
+    if device.startswith(("b200", "b300", "gb200", "gb300")) and vllm >= (0, 10):
+        return 128 if vllm < (0, 15) else 64 if vllm < (0, 18) else 32
+    return 16
+
+
+def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int, block_size: int) -> ServerDefaults:
     key = version_key(version)
     if gib >= 160 and key >= (0, 28):
         tokens, sequences = 16_384, 1_024
@@ -136,6 +152,7 @@ def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int)
         f"vLLM {version}'s server",
         groups * tokens,
         groups * sequences,
+        block_size,
         memory_utilization=0.92 if key >= (0, 21) else 0.9,
         ahead=framework == "vllm" and key >= ASYNCHRONOUS,
         reserve_prompt=key >= (0, 19),

@@ -24,7 +24,7 @@ vLLM runs its largest step once and samples a full batch before it sizes the cac
 With enforce_eager nothing is compiled and there are no graphs (framework.cuda_graphs=false).
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvlab.config import FrameworkConfig
 
@@ -37,7 +37,8 @@ _MOST_CAPTURED = 512  # tokens of the largest graph
 _CONTEXT, _CONTEXT_SHARE, _COLLECTIVES = 384 * _MIB, 0.0035, 1_200 * _MIB
 
 
-class Startup(NamedTuple):
+@dataclass(frozen=True)
+class Startup:
     """What a start counts. The default is that of vLLM until 0.15, and of every framework but SGLang
     and TensorRT-LLM."""
 
