@@ -149,13 +149,13 @@ Feature: How many sequences fit
       When I plan "model=<model> hardware=<hardware> framework=sglang <settings>"
       Then the message says "executor.memory_utilization=<share> of <free> GiB free before the weights (SGLang <version>'s default)"
       And the message says "in what is left free"
-      And within 1 % of <blocks> blocks of 16 tokens fit
+      And within 1 % of <blocks> blocks of <size> tokens fit
 
       # Published starts had as many tokens (experiments/planner_vs_sglang); nothing is fitted to them.
       Examples:
-        | model       | hardware | settings                                      | version | share | free  | blocks |
-        | llama3_1_8b | h100_sxm | framework.version=0.4.1                       | 0.4.1   | 0.88  | 78.5  | 27781  |
-        | qwen3_8b    | gb300    | framework.version=0.5.12                      | 0.5.12  | 0.906 | 275.7 | 106744 |
+        | model       | hardware | settings                 | version | share | free  | blocks | size |
+        | llama3_1_8b | h100_sxm | framework.version=0.4.1  | 0.4.1   | 0.88  | 78.5  | 27781  | 16   |
+        | qwen3_8b    | gb300    | framework.version=0.5.12 | 0.5.12  | 0.906 | 275.7 | 26686  | 64   |
 
     @R29.25
     Scenario: With a share of its own a simulated SGLang has the words of no default

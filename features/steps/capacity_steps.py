@@ -125,8 +125,9 @@ def token_and_block(planner: Planner, token: int, size: int, block: int) -> None
     assert figures["inputs"]["block_size"] == size
 
 
-@then(parsers.parse("within {percent:d} % of {blocks:d} blocks of 16 tokens fit"))
-def near_blocks(planner: Planner, percent: int, blocks: int) -> None:
+@then(parsers.parse("within {percent:d} % of {blocks:d} blocks of {size:d} tokens fit"))
+def near_blocks(planner: Planner, percent: int, blocks: int, size: int) -> None:
+    assert planner.figures()["inputs"]["block_size"] == size
     assert planner.figures()["pools"]["paged"]["num_blocks"] == pytest.approx(blocks, rel=percent / 100)
 
 

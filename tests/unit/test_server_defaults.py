@@ -38,7 +38,7 @@ def test_a_device_has_what_a_run_asks_of_it(name: str) -> None:
         ("sglang", "rtx_4060ti_16g", 16, 2_048, 2_048, 16),
         ("sglang", "a100_40g", 39, 4_096, 2_048, 16),
         ("sglang", "h200", 140, 8_192, 2_048, 16),
-        ("sglang", "b200", 180, 16_384, 2_048, 16),
+        ("sglang", "b200", 180, 16_384, 2_048, 64),
         ("trtllm", "l4", 22, 8_192, 2_048, 32),
     ],
 )
@@ -87,6 +87,22 @@ def test_vllms_limits_and_schedule_are_those_of_its_version(
 )
 def test_vllms_blocks_of_latent_attention(device: str, version: str | None, narrow: bool, block: int) -> None:
     found = server_defaults("vllm", device, "79GiB", version, latent=True, narrow=narrow)
+    assert found is not None
+    assert found.block_size == block
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "latent", "block"),
+    [
+        ("b300_sxm", "0.5.6", False, 16),
+        ("gb200", "0.5.6", True, 64),
+        ("gb300", "0.5.7", False, 64),
+        ("b200_sxm", "0.5.3", True, 16),
+        ("h200_sxm", None, True, 16),
+    ],
+)
+def test_sglangs_pages(device: str, version: str | None, latent: bool, block: int) -> None:
+    found = server_defaults("sglang", device, "180GiB", version, latent=latent)
     assert found is not None
     assert found.block_size == block
 

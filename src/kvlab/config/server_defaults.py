@@ -7,6 +7,7 @@ from kvlab.config.sglang_memory import static_share, step_tokens
 from kvlab.config.values import parse_bytes
 
 _MIB = 2**20
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")  # of data centres
 
 
 class ServerDefaults(NamedTuple):
@@ -87,10 +88,10 @@ def server_defaults(
     Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
     since 0.9, devices of 160 GiB the largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
-    `server_args.py` (`sglang_memory`; at least 2,048 running requests; its pages of one token are simulated as
-    blocks of 16), whose overlap scheduler runs prompts apart from answers; TensorRT-LLM's
-    `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy` (GUARANTEED_NO_EVICT). Asynchronous scheduling is
-    `SchedulerConfig.async_scheduling` in vLLM, on since 0.14.
+    `server_args.py` (`sglang_memory`; at least 2,048 running requests; pages of one token, which are simulated as
+    blocks of 16, and of 64 on B200 and the like, where it takes TensorRT-LLM's kernels), whose overlap scheduler
+    runs prompts apart from answers; TensorRT-LLM's `BuildConfig`, `KvCacheConfig` and `CapacitySchedulerPolicy`
+    (GUARANTEED_NO_EVICT). Asynchronous scheduling is `SchedulerConfig.async_scheduling` in vLLM, on since 0.14.
     """
     if device == "here":
         return None
@@ -117,6 +118,7 @@ def server_defaults(
             f"SGLang {newest}'s server",
             own,
             2_048,
+            64 if device.startswith(_BLACKWELL) and key >= ((0, 5, 4) if latent else (0, 5, 7)) else 16,
             memory_utilization=share,
             order="prefill_alone",
             reserve_output=True,
@@ -135,7 +137,7 @@ def _latent_block(device: str, vllm: tuple[int, ...], narrow: bool) -> int:
     """
     if device.startswith(("h100", "h200", "h20_")):
         return 64 if vllm < (0, 18) or narrow else 16
-    if device.startswith(("b200", "b300", "gb200", "gb300")) and vllm >= (0, 10):
+    if device.startswith(_BLACKWELL) and vllm >= (0, 10):
         return 128 if vllm < (0, 15) else 64 if vllm < (0, 18) else 32
     return 16
 
