@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
 from kvlab.lab.files import attempt, claimed, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
@@ -29,7 +28,7 @@ from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
 
 
-def execute(config: RunConfig, context: RunContext) -> RunResult:
+def execute(context: RunContext) -> RunResult:
     """Run a configuration. Ctrl-C ends it early and keeps what was measured.
 
     Raises a KvlabError for a configuration that cannot work, which is recorded only as a point of a sweep, and for
@@ -40,20 +39,19 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
         if not context.in_sweep:  # whose directory was checked
             claim.enter_context(claimed("hydra.run.dir", context.directory))
         # From the start: a signal that nothing handles would leave the run open.
-        return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
+        return _execute(context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 
 
-def _execute(
-    config: RunConfig, context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]
-) -> RunResult:
-    watch, reporter = CpuWatch(context.beside.pid if context.beside else None), Reporter(context)
+def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]) -> RunResult:
+    config, reporter = context.made.config, Reporter(context)
+    watch = CpuWatch(context.beside.pid if context.beside else None)
     try:
         plan = plan_any(config)
     except KvlabError as error:
         if context.in_sweep:
-            Recording(config, context).finish(RunLog(), {}, _failure(error), str(error))
+            Recording(context).finish(RunLog(), {}, _failure(error), str(error))
         raise
-    recording = Recording(config, context, plan)
+    recording = Recording(context, plan)
     reporter.announce(plan)
     if crowded := _crowded(plan, watch):
         reporter.note(crowded)

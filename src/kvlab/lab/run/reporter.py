@@ -73,10 +73,10 @@ class Reporter:
             heading = marked("[bold]{}[/]", context.heading or context.name)
             console.rule(heading, align="left", style="dim")
         elif config.verbose:
-            recorded = as_recorded(asdict(config), context.written)
-            console.print(config_tree(recorded, context.choices))
+            recorded = as_recorded(asdict(config), context.made.written())
+            console.print(config_tree(recorded, context.made.choices))
         else:
-            choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
+            choices = "  ".join(f"{group}={choice}" for group, choice in context.made.choices.items())
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         alone = [] if config.optimize is None or context.in_sweep else [_OPTIMIZE.format(config.optimize)]
         for sentence in (*without_effect(config), *alone):
