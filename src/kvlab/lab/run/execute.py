@@ -100,10 +100,8 @@ def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
     """How sure the latencies are that measured operations predict: of each group by its name, and by none of all;
     nothing of another run.
     """
-    found, groups, first = dict[str, Predicted | None](), list[Simulated](), 0
-    for name, count, part in plan.parts:
-        replicas = range(first, first + count)
-        first += count
+    found, groups = dict[str, Predicted | None](), list[Simulated]()
+    for name, replicas, part in plan.parts:
         if not isinstance(part.timing, SiliconTiming):
             continue
         groups.append(Simulated(part.config, is_mixture(part.model), replicas))
