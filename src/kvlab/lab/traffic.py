@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -74,8 +74,7 @@ class _Counts:
     dropped: int = 0
     nothing: int = 0  # requests of 0 tokens, which are left out
     first_nothing: str = ""  # where the first of them is
-    untimed: str = ""  # where the first without an arrival time is, and without an output length
-    unanswered: str = ""
+    without: dict[str, str] = field(default_factory=dict)  # where the first without `times`, `outputs` is
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -84,21 +83,17 @@ class _Counts:
         for number, request in enumerate(importer.requests(), 1):
             place = importer.place
             where = f"request {number}" if place is None else f"in {place.part} {place.line}"
-            if request.prompt_tokens and request.output_tokens != 0:
-                lacks = {"times": request.arrival_s is None, "outputs": request.output_tokens is None}
-                if any(lacks[name] for name in self.drop):
-                    self.dropped += 1
-                    continue
-                if request.arrival_s is None:
-                    self.untimed = self.untimed or where
-                if request.output_tokens is None:
-                    self.unanswered = self.unanswered or where
-                yield request
-                continue
-            if not self.nothing:
+            lacks = [("times", request.arrival_s), ("outputs", request.output_tokens)]
+            missing = [name for name, value in lacks if value is None]
+            if not request.prompt_tokens or request.output_tokens == 0:
                 what = f"0 {'output' if request.prompt_tokens else 'prompt'} tokens"
-                self.first_nothing = f"{where}, with {what}"
-            self.nothing += 1
+                self.first_nothing = self.first_nothing or f"{where}, with {what}"
+                self.nothing += 1
+            elif not set(missing).isdisjoint(self.drop):
+                self.dropped += 1
+            else:
+                self.without = dict.fromkeys(missing, where) | self.without
+                yield request
 
     def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests, with arrivals after the first. Raises WorkloadError for times that go backwards."""
@@ -124,12 +119,12 @@ class _Counts:
     def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests. Raises WorkloadError behind the last where some have what others have not."""
         yield from requests
-        for name, what, some, first in (
-            ("times", "an arrival time", self.timed, self.untimed),
-            ("outputs", "an output length", self.answered, self.unanswered),
+        for name, what, some in (
+            ("times", "an arrival time", self.timed),
+            ("outputs", "an output length", self.answered),
         ):
             if 0 < some < self.requests:
-                text = f"{some} of {self.requests} requests have {what}, the first without is {first}"
+                text = f"{some} of {self.requests} requests have {what}, the first without is {self.without[name]}"
                 dropped = ",".join([*self.drop, name])
                 advice = f"expected all or none; drop={dropped} leaves those without out"
                 raise WorkloadError(f"{shown(path)}: {text}; {advice}")
