@@ -14,8 +14,7 @@ from kvlab.errors import OutputError
 from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.report.model import Report, Row
 from kvlab.lab.report.rows import value_text
-from kvlab.lab.results.catalogue import metric
-from kvlab.lab.results.metric import SPEED, TIME
+from kvlab.lab.results.catalogue import SPEED, TIME, metric
 
 if TYPE_CHECKING:
     import jinja2
