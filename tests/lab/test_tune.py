@@ -18,8 +18,9 @@ from kvlab.cli.settings import read_settings
 from kvlab.cli.tune import check
 from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.campaigns.tune.limit_search import Bracket, RateRange
 from kvlab.lab.campaigns.tune.pictures import write_page
-from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
+from kvlab.lab.campaigns.tune.searches import bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import best_trial, counted, open_study, search

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +11,6 @@ from kvlab.config.effects import without_effect
 from kvlab.config.groups import with_settings
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advice_line import advice_line, drawn_requests
-from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, replacing, write_csv
@@ -32,6 +32,26 @@ _COLUMNS = (
     "latency/ttft_ms_p99",
     "latency/tpot_ms_p99",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RateRange:
+    """The setting that is the rate, where the search begins, and between which bounds it stays."""
+
+    key: str  # workload.rate, of arrivals that are drawn; workload.rate_scale, of a trace's own
+    start: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """What a search found: the largest rate that was tried and holds, and the smallest that does not. None: no rate
+    within the bounds does.
+    """
+
+    holds: float | None = None
+    fails: float | None = None
 
 
 def share_text(share: float, wanted: float) -> str:
