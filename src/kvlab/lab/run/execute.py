@@ -9,7 +9,7 @@ from kvlab.lab.files import attempt, claimed, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.sureness import Predicted, Simulated, predicted
+from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.peer_plan import Plan, plan_any
@@ -22,7 +22,6 @@ from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
-from kvlab.models.sparse import is_mixture
 from kvlab.run_files import TRACE
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
@@ -100,16 +99,17 @@ def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
     """How sure the latencies are that measured operations predict: of each group by its name, and by none of all;
     nothing of another run.
     """
-    found, groups = dict[str, Predicted | None](), list[Simulated]()
+    limits = plan.config.slo.limits
+    found, groups = dict[str, Predicted | None](), list[tuple[range, RunPlan]]()
     for name, replicas, part in plan.parts:
         if not isinstance(part.timing, SiliconTiming):
             continue
-        groups.append(Simulated(part.config, is_mixture(part.model), replicas))
+        groups.append((replicas, part))
         if len(plan.parts) > 1:
             records = [record for record in log.records if record.replica in replicas]
-            found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]))
+            found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]), limits)
     if len(groups) == len(plan.parts):
-        found[""] = predicted(groups, log)
+        found[""] = predicted(groups, log, limits)
     return {name: sure for name, sure in found.items() if sure is not None}
 
 
