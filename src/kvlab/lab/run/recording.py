@@ -29,9 +29,10 @@ from kvlab.lab.results.sureness import ACCURACY, Predicted
 from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
-from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run
+from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.lab.tracking.beside import TrackingProcess
+from kvlab.lab.tracking.mlflow_tracker import spread
 from kvlab.lab.tracking.process import this_process
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
