@@ -82,7 +82,8 @@ class _Counts:
             elif not set(missing).isdisjoint(self.drop):
                 self.dropped += 1
             else:
-                self.without = dict.fromkeys(missing, where) | self.without
+                for name in missing:
+                    self.without.setdefault(name, where)
                 yield request
 
     def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
