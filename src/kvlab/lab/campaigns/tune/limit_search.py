@@ -13,7 +13,7 @@ from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
-from kvlab.lab.files import attempt, replacing, write_csv
+from kvlab.lab.files import attempt, write_csv
 from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.provenance import config_digest
@@ -215,11 +215,10 @@ class LimitSearch(ABC):
             yield [value, *(ended.metrics.get(name, "") for name in _COLUMNS)]
 
     def _draw(self, path: Path) -> None:
-        from kvlab.lab.figures import mark_simulated
+        from kvlab.lab.figures import mark_simulated, save_figure
         from kvlab.lab.figures.arrival_rate import rate_figure
 
         records = [read_run(self.folder(value)) for value in self.ended]
         if (figure := rate_figure(records, share=self.wanted, keys=(self.range.key,))) is not None:
             mark_simulated({self.files: figure}, records)
-            with replacing(path) as own:
-                figure.savefig(own)
+            save_figure(figure, path)
