@@ -16,7 +16,7 @@ import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
 from kvlab.cli.settings import read_settings
 from kvlab.cli.tune import check
-from kvlab.config import KVConfig, RunConfig
+from kvlab.config import KVConfig, RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.campaigns.tune.limit_search import Bracket, RateRange
 from kvlab.lab.campaigns.tune.pictures import write_page
@@ -321,7 +321,6 @@ def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvlab.config import TrackingConfig
     from kvlab.lab.tracking import open_store
     from kvlab.lab.tracking.search import find_runs
 
