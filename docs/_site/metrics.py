@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlab.lab.results.catalogue import SERIES, SHARES, sections
-from kvlab.lab.results.metric import Metric
+from kvlab.lab.results.catalogue import SERIES, SHARES, Metric, sections
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 

@@ -11,7 +11,7 @@ from kvlab.config.fleet import FleetConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.hot_prefixes import HotPrefix, hot_prefixes
 from kvlab.kv.content_log import Removed, Stored
-from kvlab.lab.figures.points import Point
+from kvlab.lab.figures.points import Point, Points
 from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
 from kvlab.lab.results.fleet import prefixes_table
 from tests.fleet.test_fleet import fleet_of, serve
@@ -64,7 +64,7 @@ def test_routers_that_find_nothing_where_nothing_comes_again_are_drawn() -> None
     figures = {"kv/prefix_hit_rate": 0.0, "fleet/hit_rate_ceiling": 0.0}
     points = [Point({"fleet.router": name}, figures) for name in ("random", "precise")]
     with warnings.catch_warnings(action="error"):
-        figure = router_hits_figure(points)
+        figure = router_hits_figure(Points(points))
     assert figure is not None
     assert figure.axes[0].get_title(loc="left").startswith("Nothing comes again")
 
@@ -74,10 +74,10 @@ def test_routers_are_drawn_against_the_ceiling() -> None:
         Point({"fleet.router": name}, {"kv/prefix_hit_rate": rate, "fleet/hit_rate_ceiling": 0.8})
         for name, rate in (("random", 0.2), ("precise", 0.6))
     ]
-    figure = router_hits_figure(points)
+    figure = router_hits_figure(Points(points))
     assert figure is not None
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["precise", "random"]
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([60, 20])  # type: ignore[attr-defined]
     assert axes.get_title(loc="left").startswith("75 % of what there is to find is found behind precise")
-    assert router_hits_figure([replace(point, config={"seed": n}) for n, point in enumerate(points)]) is None
+    assert router_hits_figure(Points(replace(point, config={"seed": n}) for n, point in enumerate(points))) is None

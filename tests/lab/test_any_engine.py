@@ -14,9 +14,8 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.protocol import Auditable, EngineStats, FinishCallback, Journaled, ServingEngine
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.figures import save_run_figures
-from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.report.pages import write_report
+from kvlab.lab.report.pages import add_figures, write_report
 from kvlab.lab.report.report import build_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.results.artifacts import write_artifacts

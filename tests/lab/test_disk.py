@@ -66,8 +66,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(composed: Composition, directory: Path, *, in_sweep: bool = False) -> tuple[RunResult, str]:
     """The run and what it printed."""
     said = Terminal(file=io.StringIO(), width=300)
-    context = RunContext(directory, Path(), composed.yaml(), composed.choices, said, "small", in_sweep)
-    result = execute(composed.config, context)
+    context = RunContext(composed, directory, said, "small", in_sweep)
+    result = execute(context)
     return result, said.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -16,7 +16,7 @@ from kvlab.kv.journal import BlockEvent, BlockEvents, BlockJournal
 from kvlab.lab.figures import blocks, style
 from kvlab.lab.figures.memory import memory_series
 from kvlab.lab.figures.pareto import Measured, measured_points, pareto_front
-from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid, varied_keys
+from kvlab.lab.figures.points import THROUGHPUT, Point, Points
 from kvlab.lab.figures.pool_map import pool_image
 from kvlab.lab.figures.service_levels import attainment_windows
 from kvlab.lab.figures.timeline import Span, phase_spans, shown_requests
@@ -300,14 +300,14 @@ class TestNumbers:
                 (1, 5, 0.0, "failed"),
             )
         ]
-        grid = metric_grid(points, "a", "b", THROUGHPUT)
+        grid = Points(points).grid(("a", "b"), THROUGHPUT)
         assert (grid.rows, grid.columns) == ([1, 2], [5, 10])
         np.testing.assert_equal(grid.values, [[math.nan, 10], [math.nan, 22]])
         np.testing.assert_equal(grid.failed, [[1, 0], [math.nan, 0]])
 
     def test_bookkeeping_is_not_what_was_varied(self) -> None:
         points = [Point({"kv.num_blocks": n, "seed": n, "repeat": n, "tags.x": n, "same": 1}, {}) for n in (1, 2)]
-        assert varied_keys(points) == ["kv.num_blocks"]
+        assert Points(points).varied_keys() == ["kv.num_blocks"]
 
     def test_the_front_is_what_no_other_beats(self) -> None:
         a, b, c, d = (Measured(name, x, y) for name, x, y in (("a", 1, 1), ("b", 2, 3), ("c", 3, 2), ("d", 2, 2)))
@@ -318,4 +318,4 @@ class TestNumbers:
             Point({"a": a, "repeat": repeat}, {"latency/tpot_ms_p50": x, THROUGHPUT: y})
             for a, repeat, x, y in ((1, 0, 10, 100), (1, 1, 30, 300), (2, 0, 5, 50))
         ]
-        assert measured_points(points) == [Measured("a=1", 20, 200), Measured("a=2", 5, 50)]
+        assert measured_points(Points(points)) == [Measured("a=1", 20, 200), Measured("a=2", 5, 50)]

@@ -21,7 +21,7 @@ from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import pareto_figure
-from kvlab.lab.figures.points import THROUGHPUT, Point, metric_grid
+from kvlab.lab.figures.points import THROUGHPUT, Point, Points
 from kvlab.lab.figures.pool_map import PICTURE, pool_map_figure, run_grids
 from kvlab.lab.figures.timeline import timeline_figure
 from kvlab.lab.results.columns import series_table
@@ -159,17 +159,16 @@ class TestDrawing:
         names = [Point({"order": name}, {THROUGHPUT: 5.0}) for name in ("fcfs", "priority")]
         failed = [Point({"a": a, "b": b}, {}, "failed") for a in (1, 2) for b in (3, 4)]
         for points, images in ((two, 1), (one, 0), (names, 0), (failed, 1), (one[:2], 0)):
-            figure = metric_figure(points)
+            figure = metric_figure(Points(points))
             assert png(figure)
             assert len(figure.axes[0].images) == images
-        grid = metric_grid(two, "a", "b", THROUGHPUT)
-        assert heat_map_hover(grid, "a", "b").to_json()
+        assert heat_map_hover(Points(two).grid(("a", "b"), THROUGHPUT)).to_json()
 
     def test_a_front_and_capacity_with_and_without_points(self) -> None:
         points = [Point({"a": a}, {"latency/tpot_ms_p50": 1.0 * a, THROUGHPUT: 9.0 * a}) for a in (1, 2, 3)]
         for some in ([], points):
-            assert png(pareto_figure(some))
-            assert pareto_hover(some).to_json()
+            assert png(pareto_figure(Points(some)))
+            assert pareto_hover(Points(some)).to_json()
         curves = [CapacityCurve(name, (256, 512), (8, 4)) for name in ("contiguous", "paged", "mine")]
         measured = [MeasuredCapacity(name, name, 300, 6) for name in ("paged", "elsewhere")]
         measured.append(MeasuredCapacity("paged", "paged_unshared", 400, 5))
@@ -195,7 +194,7 @@ def test_a_trace_of_more_requests_than_it_shows_has_so_many_tracks() -> None:
 def test_one_repeat_far_from_the_others_does_not_squeeze_the_bars(recwarn: pytest.WarningsRecorder) -> None:
     values = {"static": [100.0, 101.0, 5000.0], "continuous": [200.0, 205.0, 260.0]}
     points = [Point({"policy": name}, {THROUGHPUT: value}) for name, found in values.items() for value in found]
-    figure = metric_figure(points)
+    figure = metric_figure(Points(points))
     assert png(figure)
     assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
     (axes,) = figure.axes
@@ -211,6 +210,7 @@ def test_of_latencies_the_least_is_named_and_of_rates_the_most() -> None:
         for b in (3, 4)
     ]
     notes = [
-        metric_figure(points, name).axes[0].texts[-1].get_text() for name in ("latency/ttft_ms_p50", THROUGHPUT)
+        metric_figure(Points(points), name).axes[0].texts[-1].get_text()
+        for name in ("latency/ttft_ms_p50", THROUGHPUT)
     ]
     assert notes == ["least: 3 at a=1, b=3", "most: 8 at a=2, b=4"]

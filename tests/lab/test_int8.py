@@ -12,11 +12,12 @@ from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.lab.results import quality
 from kvlab.lab.results.quality import compare, quality_metrics
-from kvlab.lab.run.execute import RunContext, execute
+from kvlab.lab.run.execute import execute
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.models.ops import select_ops
 from tests.support.plans import compose_run
+from tests.support.runs import context_of
 
 TINY = ("model=qwen3_tiny", "executor=cpu", "kv.memory=1MiB", "model.max_seq_len=256")
 
@@ -113,8 +114,7 @@ class TestQuality:
             "workload.output_len={min: 2, max: 9}",
         )
         config = compose_run(*TINY, "tracking=off", "figures=false", *small, *settings)
-        context = RunContext(tmp_path, tmp_path, "", {}, Terminal(quiet=True), "int8")
-        result = execute(config, context)
+        result = execute(context_of(config, tmp_path, Terminal(quiet=True)))
         assert result.status is RunStatus.FINISHED
         assert result.metrics["requests/completed"] == 5
         assert 0 < result.metrics["quality/logit_error_mean"] < result.metrics["quality/logit_error_max"] < 1

@@ -15,10 +15,11 @@ from mlflow.tracking import MlflowClient
 from kvlab.errors import ConfigError, KernelError
 from kvlab.kernels.cpu import native
 from kvlab.kernels.cpu.native import instruction_set, paths
-from kvlab.lab.run.execute import RunContext, execute
+from kvlab.lab.run.execute import execute
 from kvlab.lab.terminal import Terminal
 from kvlab.models.ops.cpu_ops import CpuOps
 from tests.support.plans import compose_run
+from tests.support.runs import context_of
 from tests.support.tracking import empty_store
 
 TINY = (
@@ -44,7 +45,7 @@ def check_path(folder: Path, attention: str, kernels: str, *overrides: str, reas
     (folder / "runs.db").write_bytes(empty_store())
     store, console = f"sqlite:///{folder}/runs.db", Terminal(width=1000, record=True, file=io.StringIO())
     config = compose_run(*TINY, f"tracking.uri={store}", *overrides)
-    assert execute(config, RunContext(folder, folder, "", {}, console, "path")).metrics["requests/completed"] == 2
+    assert execute(context_of(config, folder, console)).metrics["requests/completed"] == 2
     said = console.export_text()
     assert f"attention: {attention}, other kernels: {kernels}{reason}; 2 requests" in said
     assert ", 1 thread (executor.threads)" in said
@@ -152,4 +153,4 @@ def test_int8_weights_without_kernels_are_refused_with_the_reason(
     monkeypatch.setenv("CXX", "/nonexistent")
     config = compose_run(*TINY, "tracking=off", "executor.weights=int8")
     with pytest.raises(ConfigError, match=r"executor\.weights=int8: needs the native kernels: CXX=/nonexistent"):
-        execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(quiet=True), "path"))
+        execute(context_of(config, tmp_path, Terminal(quiet=True)))

@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 import kvlab.cli.roofline
 import kvlab.lab.machine_rates
@@ -22,12 +21,13 @@ from kvlab.cli.recorded import find_run
 from kvlab.config import RunConfig
 from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.run import trace
-from kvlab.lab.run.execute import RunContext, RunResult, execute
+from kvlab.lab.run.execute import RunResult, execute
 from kvlab.lab.run.profile import Part, ProfiledStep, Profiler, Span
 from kvlab.lab.run.trace import trace_events
 from kvlab.lab.terminal import Terminal
 from tests.lab.test_metrics import step
 from tests.support.plans import compose_run
+from tests.support.runs import context_of
 
 SETTINGS = (
     "model=qwen3_tiny",
@@ -54,16 +54,8 @@ def known_machine() -> Iterator[None]:
 def run(directory: Path, *overrides: str) -> tuple[RunResult, str]:
     config: RunConfig = compose_run(*SETTINGS, *overrides)
     said = StringIO()
-    context = RunContext(
-        directory=directory,
-        root=directory,
-        config_yaml=OmegaConf.to_yaml(OmegaConf.structured(config)),
-        choices={},
-        console=Terminal(file=said, width=200),
-        name="a run",
-    )
     with known_machine():
-        return execute(config, context), said.getvalue()
+        return execute(context_of(config, directory, Terminal(file=said, width=200))), said.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +179,7 @@ def test_a_run_on_a_busy_machine_says_so_and_measures_nothing(
     monkeypatch.setattr(kvlab.lab.machine_rates, "measure_and_keep", lambda dtype: measured())
     config = compose_run(*SETTINGS, "figures=false")
     said = StringIO()
-    result = execute(config, RunContext(tmp_path, tmp_path, "", {}, Terminal(file=said, width=200), "a run"))
+    result = execute(context_of(config, tmp_path, Terminal(file=said, width=200)))
     assert "warning: cores are shared" in said.getvalue()
     assert "efficiency/roofline_share" not in result.metrics
 

@@ -12,9 +12,8 @@ import pytest
 from kvlab.cli.settings import read_settings, refuse_settings
 from kvlab.errors import ConfigError, OutputError, RecordError
 from kvlab.lab.compare.groups import RunSet
-from kvlab.lab.report.drawing import add_figures
 from kvlab.lab.report.options import ReportOptions
-from kvlab.lab.report.pages import to_html, to_markdown, write_report
+from kvlab.lab.report.pages import add_figures, to_html, to_markdown, write_report
 from kvlab.lab.report.report import build_report
 from kvlab.lab.report.terminal import print_report
 from kvlab.lab.terminal import Terminal

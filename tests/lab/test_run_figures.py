@@ -14,7 +14,7 @@ from kvlab.lab import figures
 from kvlab.lab.figures import blocks
 from kvlab.lab.figures.arrival_rate import rate_figure
 from kvlab.lab.figures.interactive import page
-from kvlab.lab.figures.points import THROUGHPUT, sweep_points
+from kvlab.lab.figures.points import THROUGHPUT, Points
 from kvlab.lab.figures.service_levels import service_level_figure
 from kvlab.lab.results.columns import step_table
 from kvlab.lab.results.records import RunRecord, read_run
@@ -173,7 +173,7 @@ def test_a_choice_stands_for_all_that_it_decides(pressed: Path) -> None:
     record = dataclasses.replace(read_run(pressed), choices={"workload": "burst16"})
     settings = {"workload.name": "mixed32", "workload.arrival": "uniform", "workload.rate": 4.0}
     other = dataclasses.replace(record, config={**record.config, **settings}, choices={"workload": "mixed32"})
-    assert [list(point.config) for point in sweep_points([record, other])] == [["workload"]] * 2
+    assert [list(point.config) for point in Points.of([record, other])] == [["workload"]] * 2
 
 
 def test_a_metric_that_was_asked_for_is_drawn(pressed: Path) -> None:

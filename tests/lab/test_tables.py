@@ -179,16 +179,14 @@ def test_a_run_may_have_a_name_that_looks_like_markup(tmp_path: Path, in_sweep: 
     composed = compose_run([*FEW_STEPS, "run_name='[/red]'", "+tags.side='[/blue]'"])
     said = io.StringIO()
     context = RunContext(
+        composed,
         directory=tmp_path,
-        root=tmp_path,
-        config_yaml=composed.yaml(),
-        choices=composed.choices,
         console=Terminal(file=said, width=200),
         name="[/red]",
         in_sweep=in_sweep,
         heading="1 of 2: [/red]" if in_sweep else None,
     )
-    assert execute(composed.config, context).status == "finished"
+    assert execute(context).status == "finished"
     assert "[/red]" in said.getvalue()
 
 

@@ -12,7 +12,9 @@ import pytest
 from kvlab.config import TrackingConfig
 from kvlab.errors import TrackingError
 from kvlab.lab.results.provenance import provenance
-from kvlab.lab.tracking import SERIES_POINTS, RunStatus, Tracker, resolve_uri, start_run
+from kvlab.lab.tracking import RunStatus, Tracker, start_run
+from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS
+from kvlab.lab.tracking.uri import resolve_uri
 from tests.support.tracking import empty_store, start
 
 

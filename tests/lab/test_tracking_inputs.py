@@ -12,6 +12,7 @@ from kvlab.config import LengthConfig, RunConfig, TrackingConfig, WorkloadConfig
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.results.provenance import provenance, uncommitted
 from kvlab.lab.run.recording import Recording, RunContext
+from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import RunStatus
 from kvlab.workloads import build_requests
@@ -120,8 +121,8 @@ def record(directory, config):
     """What the terminal says of a run's record, and its summary."""
     said = StringIO()
     yaml = f"tracking:\n  uri: {config.tracking.uri}\n"
-    context = RunContext(directory, directory, yaml, {"kv": "paged"}, Terminal(file=said, width=300), "a run")
-    recording = Recording(config, context)
+    made = Composition(config, {"kv": "paged"}, lambda: yaml, dict)
+    recording = Recording(RunContext(made, directory, Terminal(file=said, width=300), "a run"))
     recording.wait_until_open()
     recording.finish(RunLog(), {"x": 1.0}, RunStatus.FINISHED)
     return said.getvalue(), json.loads((directory / "summary.json").read_text())

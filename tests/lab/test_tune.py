@@ -16,10 +16,11 @@ import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
 from kvlab.cli.settings import read_settings
 from kvlab.cli.tune import check
-from kvlab.config import KVConfig, RunConfig
+from kvlab.config import KVConfig, RunConfig, TrackingConfig
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.lab.campaigns.tune.limit_search import Bracket, RateRange
 from kvlab.lab.campaigns.tune.pictures import write_page
-from kvlab.lab.campaigns.tune.rate import Bracket, RateRange, bracket, rate_range
+from kvlab.lab.campaigns.tune.searches import bracket, rate_range
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import best_trial, counted, open_study, search
@@ -320,7 +321,6 @@ def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvlab.config import TrackingConfig
     from kvlab.lab.tracking import open_store
     from kvlab.lab.tracking.search import find_runs
 

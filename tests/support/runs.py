@@ -8,7 +8,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvlab.cli.compose import compose_run
+from kvlab.config import RunConfig
 from kvlab.lab.run.execute import RunContext, RunResult, execute
+from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal
 
 #: What makes any workload a few steps long. It comes last, and leaves alone what a sweep varies.
@@ -32,18 +34,15 @@ def alone() -> AbstractContextManager[object]:
     return patch("kvlab.lab.run.execute.CpuWatch.busy_cores", lambda watch, least_s=0.0: 0.0)
 
 
+def context_of(config: RunConfig, directory: Path, console: Terminal) -> RunContext:
+    """That of a run of which nothing is said but its configuration."""
+    return RunContext(Composition(config, {}, str, dict), directory, console, "a run")
+
+
 def run_small(directory: Path, *overrides: str) -> RunResult:
     """Execute the run that these overrides describe, but for those of FEW_STEPS whose keys they do not set."""
     mine = {text.partition("=")[0].lstrip("+") for text in overrides}
     few = [text for text in FEW_STEPS if text.partition("=")[0] not in mine]
     composed = compose_run([*few, *overrides])
-    context = RunContext(
-        directory=directory,
-        root=Path(),
-        config_yaml=composed.yaml(),
-        choices=composed.choices,
-        console=Terminal(file=io.StringIO()),
-        name="small",
-    )
     with alone():
-        return execute(composed.config, context)
+        return execute(RunContext(composed, directory, Terminal(file=io.StringIO()), "small"))

@@ -38,8 +38,7 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
 
     Raises KvlabError for what the user can mend.
     """
-    from kvlab.lab.report.drawing import add_figures
-    from kvlab.lab.report.pages import write_report
+    from kvlab.lab.report.pages import add_figures, write_report
     from kvlab.lab.report.report import build_report
     from kvlab.lab.report.sources import Sources
     from kvlab.lab.report.terminal import print_report

@@ -74,7 +74,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             beside = TrackingProcess(config.tracking)  # which imports MLflow while this process imports the rest
         from kvlab.lab.run.execute import RunContext, execute
 
-        context = RunContext.of(
+        context = RunContext(
             made,
             directory,
             Terminal(),
@@ -85,7 +85,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             beside=beside,
             said=_said.setdefault(hydra_config.sweep.dir, set()) if point else set(),
         )
-        result = execute(config, context)
+        result = execute(context)
     except Exception as error:
         if point is not None:
             from kvlab.lab.campaigns.sweep.sweep import record_failure
@@ -102,7 +102,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
             _end_with_sweep(plan.process)  # a first signal stopped the run alone
         elif result.status == "interrupted":
             raise KeyboardInterrupt  # it was meant for the sweep
-        return {**dataclasses.asdict(result), "choices": context.choices}
+        return {**dataclasses.asdict(result), "choices": made.choices}
     if result.status != "finished" or result.tracking_error or result.unwritten:
         sys.exit(130 if result.status == "interrupted" else 1)
     return None

@@ -67,12 +67,19 @@ class CpuWatch:
         return max(0.0, self._others_seconds() - self._others) / (time.monotonic() - self._start)
 
     def _others_seconds(self) -> float:
-        seconds = _others_seconds()
+        """Seconds of the usable hardware threads that went to others since the machine started."""
+        every = psutil.cpu_times(percpu=True)
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
+        spare = ("idle", "iowait", "guest", "guest_nice")  # a guest's time is in user already
+        used = [times._asdict() for cpu, times in enumerate(every) if cpu in cpus]
+        busy = sum(float(value) for times in used for name, value in times.items() if name not in spare)
+        own = psutil.Process().cpu_times()  # a compiler's is in the children's
+        busy -= own.user + own.system + own.children_user + own.children_system
         with suppress(psutil.NoSuchProcess):
             if self._own_pid is not None:
-                own = psutil.Process(self._own_pid).cpu_times()
-                seconds -= own.user + own.system
-        return seconds
+                beside = psutil.Process(self._own_pid).cpu_times()
+                busy -= beside.user + beside.system
+        return busy
 
 
 def oversubscription(threads: int, busy: float) -> str | None:
@@ -88,17 +95,6 @@ def oversubscription(threads: int, busy: float) -> str | None:
         f"{threads} thread{'s' * (threads > 1)} of this run and other processes that keep {busy:.1f} busy share "
         f"{cores} cores: they will wait for each other, and the figures will say little about speed; {advice}"
     )
-
-
-def _others_seconds() -> float:
-    """Seconds of the usable hardware threads that went to others than this process since the machine started."""
-    every = psutil.cpu_times(percpu=True)
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
-    spare = ("idle", "iowait", "guest", "guest_nice")  # a guest's time is in user already
-    used = [times._asdict() for cpu, times in enumerate(every) if cpu in cpus]
-    busy = sum(float(value) for times in used for name, value in times.items() if name not in spare)
-    own = psutil.Process().cpu_times()  # a compiler's is in the children's
-    return busy - (own.user + own.system + own.children_user + own.children_system)
 
 
 def processor() -> str:

@@ -112,17 +112,12 @@ class Composition:
     config: RunConfig
     choices: dict[str, str]
     yaml: Callable[[], str]
-    take_written: Callable[[], dict[str, str]]
-
-    @property
-    def written(self) -> dict[str, str]:
-        """By dotted key, with the ${oc.env:NAME} that is in it."""
-        return self.take_written()
+    written: Callable[[], dict[str, str]]  # with the ${oc.env:NAME} that is in it
 
     @property
     def name(self) -> str:
         """The run's name, made up where it was given none."""
-        return self.written.get("run_name") or redact(self.config.run_name or run_title(self.config))
+        return self.written().get("run_name") or redact(self.config.run_name or run_title(self.config))
 
     def name_after(self, overrides: Iterable[str]) -> str:
         """The same, a made up name with those of the command line's `overrides` that set a single value: they tell

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -13,22 +13,12 @@ from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
 from kvlab.lab.settings import as_word, run_command
+from kvlab.workloads import trace_format
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
-from kvlab.workloads.trace_format import (
-    PARQUET,
-    RECORDED,
-    UNKNOWN,
-    Header,
-    TracedRequest,
-    is_parquet,
-    is_trace,
-    read_header,
-    read_trace,
-    write_trace,
-)
+from kvlab.workloads.trace_format import UNKNOWN, Header, TracedRequest
 
 _LEAST_SECRET = 16  # bytes
 _ENDINGS = frozenset((".gz", ".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".parquet", ".trace"))
@@ -74,8 +64,7 @@ class _Counts:
     dropped: int = 0
     nothing: int = 0  # requests of 0 tokens, which are left out
     first_nothing: str = ""  # where the first of them is
-    untimed: str = ""  # where the first without an arrival time is, and without an output length
-    unanswered: str = ""
+    without: dict[str, str] = field(default_factory=dict)  # where the first without `times`, `outputs` is
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -84,21 +73,18 @@ class _Counts:
         for number, request in enumerate(importer.requests(), 1):
             place = importer.place
             where = f"request {number}" if place is None else f"in {place.part} {place.line}"
-            if request.prompt_tokens and request.output_tokens != 0:
-                lacks = {"times": request.arrival_s is None, "outputs": request.output_tokens is None}
-                if any(lacks[name] for name in self.drop):
-                    self.dropped += 1
-                    continue
-                if request.arrival_s is None:
-                    self.untimed = self.untimed or where
-                if request.output_tokens is None:
-                    self.unanswered = self.unanswered or where
-                yield request
-                continue
-            if not self.nothing:
+            lacks = [("times", request.arrival_s), ("outputs", request.output_tokens)]
+            missing = [name for name, value in lacks if value is None]
+            if not request.prompt_tokens or request.output_tokens == 0:
                 what = f"0 {'output' if request.prompt_tokens else 'prompt'} tokens"
-                self.first_nothing = f"{where}, with {what}"
-            self.nothing += 1
+                self.first_nothing = self.first_nothing or f"{where}, with {what}"
+                self.nothing += 1
+            elif not set(missing).isdisjoint(self.drop):
+                self.dropped += 1
+            else:
+                for name in missing:
+                    self.without.setdefault(name, where)
+                yield request
 
     def count(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests, with arrivals after the first. Raises WorkloadError for times that go backwards."""
@@ -124,12 +110,12 @@ class _Counts:
     def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
         """The requests. Raises WorkloadError behind the last where some have what others have not."""
         yield from requests
-        for name, what, some, first in (
-            ("times", "an arrival time", self.timed, self.untimed),
-            ("outputs", "an output length", self.answered, self.unanswered),
+        for name, what, some in (
+            ("times", "an arrival time", self.timed),
+            ("outputs", "an output length", self.answered),
         ):
             if 0 < some < self.requests:
-                text = f"{some} of {self.requests} requests have {what}, the first without is {first}"
+                text = f"{some} of {self.requests} requests have {what}, the first without is {self.without[name]}"
                 dropped = ",".join([*self.drop, name])
                 advice = f"expected all or none; drop={dropped} leaves those without out"
                 raise WorkloadError(f"{shown(path)}: {text}; {advice}")
@@ -156,7 +142,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     """
     is_run = Path(file).is_dir()
     head = "" if is_run else read_head(file)
-    if not is_run and is_trace(file, head):
+    if not is_run and trace_format.is_trace(file, head):
         return _as_parquet_or_lines(file, settings)
     columns = {name: value for name, value in asdict(settings.columns).items() if value is not None}
     chosen = settings.format or ("table" if columns else None)
@@ -184,7 +170,7 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
     source = "run" if isinstance(importer, OwnRun) else type(importer).__module__.rpartition(".")[2]
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     header = Header(importer.block_tokens, key_id, settings.tokenizer, source, names, file_id=file_id)
-    write_trace(path, header, counted)
+    trace_format.write_trace(path, header, counted)
     said = _limits(names, counts, importer)
     return Imported(path, importer.what, counts.text, said, _command(path, names, counts))
 
@@ -232,10 +218,10 @@ def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
         raise ConfigError("to", settings.to, "is the file that is imported; name another")
     if path.is_file() and path.stat().st_size:
         advice = "name another file, or move that one away"
-        if not is_trace(str(path), read_head(str(path))):
+        if not trace_format.is_trace(str(path), read_head(str(path))):
             raise ConfigError("to", path, f"is there, and no trace; {advice}")
-        there = read_header(str(path), "to")
-        if there.source == RECORDED:  # which no import makes again
+        there = trace_format.read_header(str(path), "to")
+        if there.source == trace_format.RECORDED:  # which no import makes again
             raise ConfigError("to", path, f"is there, and what kvlab record recorded; {advice}")
         if settings.to is None and there.file_id not in (None, file_id):
             text = "is there, and made of another file; to=NAME names another trace, or this one to replace it"
@@ -245,14 +231,14 @@ def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
     """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
-    header = read_header(file)
-    if is_parquet(file) == (settings.to or "").endswith(PARQUET):
+    header = trace_format.read_header(file)
+    if trace_format.is_parquet(file) == (settings.to or "").endswith(trace_format.PARQUET):
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
     path, counts = _target(file, settings, header.file_id), _Counts()
-    requests = (request for _, request in read_trace(file, text=True))
-    write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
+    requests = (request for _, request in trace_format.read_trace(file, text=True))
+    trace_format.write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
     return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown, counts))
 
@@ -299,7 +285,7 @@ class OwnRun(Importer):
 def _recognised(file: str, head: str) -> type[Importer]:
     """Raises ConfigError where no format is recognised."""
     names = IMPORTERS.names()
-    if is_parquet(file):
+    if trace_format.is_parquet(file):
         return IMPORTERS.get("table")
     for name in sorted(names, key=lambda name: name == "table"):  # which knows least of its files
         if IMPORTERS.get(name).recognises(head):

@@ -129,7 +129,7 @@ class Adviser:
         tried = search.singles()
         if not self.goal.is_far(today) or any(single.verdict == "better" for single in tried):
             return search, tried
-        self.goal, self._best_score = self.goal.by_time(), -math.inf
+        self.goal, self._best_score = replace(self.goal, kind=Kind.LATENCY), -math.inf
         return self._singles(today, facts)
 
     def _begin(self, stage: str) -> None:

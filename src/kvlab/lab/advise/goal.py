@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -98,10 +98,6 @@ class Goal:
     def is_far(self, outcome: Outcome) -> bool:
         """Whether requests within the limits are too few to tell which change is better."""
         return self.kind is Kind.LEVELS and self.share_within(outcome) < _FAR
-
-    def by_time(self) -> Goal:
-        """The same limits, where the time of requests tells what comes nearer to them."""
-        return replace(self, kind=Kind.LATENCY)
 
     def score(self, outcome: Outcome) -> float:
         """More is better. Of two that keep as many limits the faster one is better."""

@@ -115,10 +115,12 @@ class LifeObserver:
 
     def _see_holders(self, seconds: float) -> None:
         """Who has the blocks that requests of `detail` wait for, in a step of so many seconds."""
-        waiting = [queued for queued in self._core.scheduler.waiting if queued.request.request_id in self._detail]
-        held = self._held(seconds) if waiting else {}
+        pool, scheduler = self._core.pool, self._core.scheduler
+        waiting = [queued for queued in scheduler.waiting if queued.request.request_id in self._detail]
+        holding = [running for running in scheduler.running if running.slot is not None] if waiting else []
+        blocks = {own.key: -(-pool.get_seq_len(*slots_of([own])) // pool.block_size) for own in holding}
         for sequence in waiting:
-            self.lives[sequence.key].holders.update(held)
+            self.lives[sequence.key].holders.update({key: count * seconds for key, count in blocks.items()})
 
     def _cause_of_waiting(self, sequence: Sequence) -> Cause:
         """Why a step computed nothing of a prompt."""
@@ -197,12 +199,3 @@ class LifeObserver:
         life.add(Cause.AGAIN if is_again else Cause.PROMPT, life.until_s + max(rest, 0.0) * tokens / of)
         life.add(Cause.OTHER_PROMPTS, end_s - decode_s)
         life.add(Cause.OTHER_DECODES, end_s)
-
-    def _held(self, seconds: float) -> dict[SampleKey, float]:
-        """Block-seconds of the running sequences."""
-        pool, held = self._core.pool, {}
-        for sequence in self._core.scheduler.running:
-            if sequence.slot is not None:
-                tokens = pool.get_seq_len(*slots_of([sequence]))
-                held[sequence.key] = -(-tokens // pool.block_size) * seconds
-        return held

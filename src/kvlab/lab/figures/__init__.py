@@ -22,7 +22,7 @@ from kvlab.lab.figures.latency import latency_figure
 from kvlab.lab.figures.memory import memory_figure, told_columns, told_memory_figure
 from kvlab.lab.figures.metric_charts import metric_figure
 from kvlab.lab.figures.pareto import measured_points, pareto_figure
-from kvlab.lab.figures.points import THROUGHPUT, metric_grid, sweep_points, varied_amounts
+from kvlab.lab.figures.points import THROUGHPUT, Points
 from kvlab.lab.figures.pool_map import pool_map_figure, record_grids, tenant_map_figure
 from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
 from kvlab.lab.figures.service_levels import limits_of, service_level_figure
@@ -109,12 +109,12 @@ def sweep_figures(records: Sequence[RunRecord], metrics: Sequence[str] = ()) -> 
     """
     if len(records) < 2:
         return {}
-    points = sweep_points(records)
+    points = Points.of(records)
     figures = {"throughput": metric_figure(points)}
     for metric in metrics:
         if metric != THROUGHPUT:
             figures[metric.replace("/", "_")] = metric_figure(points, metric)
-    if len(varied_amounts(points)) == 2:
+    if len(points.varied_amounts()) == 2:
         figures["sequences"] = metric_figure(points, "capacity/peak_running")
     if (rates := rate_figure(records)) is not None:
         figures["arrival_rate"] = rates
@@ -146,12 +146,10 @@ def interactive_run(record: RunRecord) -> dict[str, Any]:
 
 def interactive_sweep(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Plotly figures of runs together by name: throughput where two numbers were varied, and pareto."""
-    points = sweep_points(records)
-    amounts = varied_amounts(points)
+    points = Points.of(records)
     figures: dict[str, Any] = {}
-    if len(amounts) == 2:
-        rows, columns = amounts
-        figures["throughput"] = heat_map_hover(metric_grid(points, rows, columns, THROUGHPUT), rows, columns)
+    if len(amounts := points.varied_amounts()) == 2:
+        figures["throughput"] = heat_map_hover(points.grid(amounts, THROUGHPUT))
     if measured_points(points):
         figures["pareto"] = pareto_hover(points)
     return figures

@@ -8,16 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.points import (
-    Point,
-    by_settings,
-    is_number,
-    known_values,
-    ordered,
-    sweep_points,
-    values_over,
-    varied_keys,
-)
+from kvlab.lab.figures.points import Points, is_number
 from kvlab.lab.figures.service_levels import limits_of
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.records import RunRecord
@@ -37,15 +28,15 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     name says up to which of the rates it keeps `share` percent of the requests within their limits. Repeats are
     shown by their medians.
     """
-    points = sweep_points(records)
-    varied = varied_keys(points)
+    points = Points.of(records)
+    varied = points.varied_keys()
     key = next((key for key in keys if key in varied), None)
-    points = [point for point in points if key and is_number(point.config.get(key))]
-    shown = [name for name in _PANELS if any(point.value(name) is not None for point in points)]
+    points = Points(point for point in points if key and is_number(point.config.get(key)))
+    shown = [name for name in _PANELS if points.values(name)]
     if key is None or not shown:
         return None
     others = [other for other in varied if other != key]
-    lines = by_settings(points, others) if others else {"": points}
+    lines = points.by_settings(others) if others else {"": points}
     figure = style.new_figure(3.1 + 2.3 * (len(shown) > 2) + 0.2 * len(lines))
     panels: list[Any] = list(figure.subplots(-(-len(shown) // 2), 2, squeeze=False).flat)
     for number, (name, panel) in enumerate(zip(shown, panels, strict=False)):
@@ -53,12 +44,12 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
         style.title(panel, _PANELS[name])
         looks = zip(cycle(style.LINES), cycle(style.MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
-            values = values_over(members, key, name)
+            values = members.values_over(key, name)
             at = {rate: median(repeats) for rate, repeats in values.items() if repeats}
             text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
         limit = share if name == ATTAINMENT else _limit(name, records)
-        _scale(panel, ordered(points, key), [*known_values(points, name), *([limit] if limit else [])], name)
+        _scale(panel, points.ordered(key), [*points.values(name), *([limit] if limit else [])], name)
         if limit:
             mark = f"{share:g} %" if name == ATTAINMENT else f"limit {style.number(limit)}"
             panel.axhline(limit, color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)))
@@ -71,11 +62,11 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
     return figure
 
 
-def _named(label: str, points: Sequence[Point], key: str, share: float) -> str:
+def _named(label: str, points: Points, key: str, share: float) -> str:
     """A line's name, and the largest rate before the first at which it does not keep the share."""
     held: list[float] = []
     text = f"{label}: {share:g} % within the limits".removeprefix(": ")
-    for rate, shares in values_over(points, key, ATTAINMENT).items():
+    for rate, shares in points.values_over(key, ATTAINMENT).items():
         if shares and median(shares) < share:
             return f"{text} up to {key}={held[-1]:g}" if held else f"{text} at none of the rates"
         held += [rate] if shares else []

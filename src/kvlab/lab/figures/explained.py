@@ -1,5 +1,6 @@
 """What `kvlab explain` draws: what became of prompts' tokens over time, and what requests' time went into."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,17 +89,14 @@ def request_terms_figure(explanation: Explanation, keys: Sequence[SampleKey]) ->
     shown = ordered[first : first + _MOST_REQUESTS]
     height = 2.2 + 0.17 * len(shown)
     figure, axes = style.new_axes(height, "time, s", grid="x")
-    bars: dict[Cause, tuple[list[int], list[float], list[float]]] = {}
+    bars = defaultdict[Cause, list[tuple[int, float, float]]](list)
     for row, key in enumerate(shown):
         for start_s, end_s, cause in explanation.intervals_of(key):
-            rows, starts, widths = bars.setdefault(cause, ([], [], []))
-            rows.append(row)
-            starts.append(start_s)
-            widths.append(end_s - start_s)
+            bars[cause].append((row, start_s, end_s - start_s))
     handles: list[Any] = []
     for cause in Cause:
         if cause in bars:
-            rows, starts, widths = bars[cause]
+            rows, starts, widths = zip(*bars[cause], strict=True)
             axes.barh(rows, widths, left=starts, height=0.8, color=_OF_CAUSES[cause], linewidth=0)
             handles.append(Patch(color=_OF_CAUSES[cause], label=cause.value))
     axes.set_yticks(range(len(shown)), [explanation.records[key].name for key in shown])

@@ -12,7 +12,7 @@ from kvlab.lab.figures import style
 from kvlab.lab.figures.blocks import PoolGrid
 from kvlab.lab.figures.metric_charts import cell_texts
 from kvlab.lab.figures.pareto import X_LABEL, Y_LABEL, measured_points, pareto_front
-from kvlab.lab.figures.points import THROUGHPUT, Grid, Point
+from kvlab.lab.figures.points import THROUGHPUT, Grid, Points
 from kvlab.lab.figures.pool_map import HOLDERS, has_one_colour, holder_colours
 from kvlab.lab.figures.timeline import from_arrivals, phase_spans, shown_requests
 from kvlab.lab.results import catalogue
@@ -91,7 +91,7 @@ def pool_map_hover(grid: PoolGrid, records: Sequence[RequestRecord], *, unit: st
     return figure
 
 
-def heat_map_hover(grid: Grid, row_key: str, column_key: str) -> Any:
+def heat_map_hover(grid: Grid) -> Any:
     """The throughput, a cell for each pair of values; those that failed are named."""
     figure = go.Figure(
         go.Heatmap(
@@ -102,16 +102,16 @@ def heat_map_hover(grid: Grid, row_key: str, column_key: str) -> Any:
             texttemplate="%{text}",
             colorscale="Viridis",
             hoverongaps=True,
-            hovertemplate=f"{row_key}=%{{y}}<br>{column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
+            hovertemplate=f"{grid.row_key}=%{{y}}<br>{grid.column_key}=%{{x}}<br><b>%{{text}}</b><extra></extra>",
         )
     )
-    _lay_out(figure, f"{catalogue.metric(THROUGHPUT).axis} {grid.footnote}".rstrip(), column_key, row_key)
+    _lay_out(figure, f"{catalogue.metric(THROUGHPUT).axis} {grid.footnote}".rstrip(), grid.column_key, grid.row_key)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
 
 
-def pareto_hover(points: Sequence[Point]) -> Any:
+def pareto_hover(points: Points) -> Any:
     """All points with their names, and the front."""
     known = measured_points(points)
     front = pareto_front(known)

@@ -1,7 +1,6 @@
 """A metric over the settings that were varied: a heat map for two numbers, a line for one, else bars."""
 
 import math
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -9,30 +8,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.points import (
-    THROUGHPUT,
-    Grid,
-    Point,
-    by_settings,
-    known_values,
-    metric_grid,
-    values_over,
-    varied_amounts,
-    varied_keys,
-)
+from kvlab.lab.figures.points import THROUGHPUT, Grid, Points
 from kvlab.lab.results.catalogue import metric as entry_of
 
 FAILED = "failed"
 _FAR = 1.4  # times the largest median: repeats beyond it are shown at the edge
 
 
-def metric_figure(points: Sequence[Point], metric: str = THROUGHPUT) -> Figure:
+def metric_figure(points: Points, metric: str = THROUGHPUT) -> Figure:
     """A metric over what was varied."""
-    amounts = varied_amounts(points)
+    amounts = points.varied_amounts()
     if len(amounts) == 2:
-        rows, columns = amounts
-        return heat_map(metric_grid(points, rows, columns, metric), rows, columns, metric)
-    return line_chart(points, amounts[0], metric) if amounts else bars(points, varied_keys(points), metric)
+        return heat_map(points.grid(amounts, metric), metric)
+    return line_chart(points, amounts[0], metric) if amounts else bars(points, metric)
 
 
 def cell_texts(grid: Grid) -> list[list[str]]:
@@ -46,11 +34,11 @@ def cell_texts(grid: Grid) -> list[list[str]]:
     ]
 
 
-def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
+def heat_map(grid: Grid, metric: str) -> Figure:
     """A cell for each pair of values, darker for less; `failed` where every point did."""
     less_is_better = entry_of(metric).direction.more_is_better is False
     height = min(max(1.9 + 0.52 * len(grid.rows), 3.0), 8.0)
-    figure, axes = style.new_axes(height, column_key, row_key, grid="")
+    figure, axes = style.new_axes(height, grid.column_key, grid.row_key, grid="")
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     axes.set_facecolor("#F0F0F0")  # of cells without a value
@@ -74,17 +62,17 @@ def heat_map(grid: Grid, row_key: str, column_key: str, metric: str) -> Figure:
         index = np.nanargmin(grid.values) if less_is_better else np.nanargmax(grid.values)
         row, column = np.unravel_index(int(index), grid.values.shape)
         extreme = f"{'least' if less_is_better else 'most'}: {style.number(grid.values[row, column])}"
-        notes.insert(0, f"{extreme} at {row_key}={grid.rows[row]}, {column_key}={grid.columns[column]}")
+        notes.insert(0, f"{extreme} at {grid.row_key}={grid.rows[row]}, {grid.column_key}={grid.columns[column]}")
     style.title(axes, entry_of(metric).axis, "; ".join(notes))
     return figure
 
 
-def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
+def line_chart(points: Points, key: str, metric: str) -> Figure:
     """A metric over one number: the median of each value, and each repeat."""
     label = entry_of(metric).axis
     figure, axes = style.new_axes(4.2, key, label)
     style.title(axes, f"{label} over {key}")
-    values = values_over(points, key, metric)
+    values = points.values_over(key, metric)
     known = {x: some for x, some in values.items() if some}
     axes.plot(list(known), [median(some) for some in known.values()], color=style.BLUE, linewidth=1.6, marker="o")
     repeats = [(x, y) for x, some in known.items() if len(some) > 1 for y in some]
@@ -102,9 +90,10 @@ def line_chart(points: Sequence[Point], key: str, metric: str) -> Figure:
     return figure
 
 
-def bars(points: Sequence[Point], keys: Sequence[str], metric: str) -> Figure:
+def bars(points: Points, metric: str) -> Figure:
     """A bar for each point, or each set of repeats, by the settings in which they differ."""
-    values = {label: known_values(members, metric) for label, members in by_settings(points, keys).items()}
+    groups = points.by_settings(points.varied_keys())
+    values = {label: members.values(metric) for label, members in groups.items()}
     medians = [median(runs) if runs else math.nan for runs in values.values()]
     label = entry_of(metric).axis
     figure, axes = style.new_axes(min(1.5 + 0.42 * len(values), 12.0), label, grid="x")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.points import THROUGHPUT, Point, by_settings, varied_keys
+from kvlab.lab.figures.points import THROUGHPUT, Points
 from kvlab.lab.results.catalogue import metric
 
 LATENCY = "latency/tpot_ms_p50"
@@ -24,10 +24,10 @@ class Measured(NamedTuple):
     throughput: float
 
 
-def measured_points(points: Sequence[Point]) -> list[Measured]:
+def measured_points(points: Points) -> list[Measured]:
     """Where finished points lie that have both metrics; repeats of one by their medians."""
     measured = []
-    for label, members in by_settings(points, varied_keys(points)).items():
+    for label, members in points.by_settings(points.varied_keys()).items():
         both = [(point.value(LATENCY), point.value(THROUGHPUT)) for point in members]
         known = [(x, y) for x, y in both if x is not None and y is not None]
         if known:
@@ -44,7 +44,7 @@ def pareto_front(points: Sequence[Measured]) -> list[Measured]:
     return front
 
 
-def pareto_figure(points: Sequence[Point]) -> Figure:
+def pareto_figure(points: Points) -> Figure:
     """All points, the front as a line, and the names of those on it."""
     known = measured_points(points)
     front = pareto_front(known)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,67 +31,13 @@ class Point:
         return None if value is None or math.isnan(value) else value
 
 
-def sweep_points(records: Sequence[RunRecord]) -> list[Point]:
-    """Runs as points, each with the settings in which they differ, as one would give them on the command line: a
-    group's choice (`workload`) stands for all that it decides.
-    """
-    keys = short_keys(records, differing([settings(record) for record in records]))
-    return [
-        Point({key: value_of(record, key) for key in keys}, record.metrics, record.status, record.name)
-        for record in records
-    ]
-
-
-def varied_keys(points: Sequence[Point]) -> list[str]:
-    """The settings in which points differ, without those that only name, record or repeat runs."""
-    keys = differing([measured(point.config, any_repeat=True) for point in points])
-    return [key for key in keys if key != "seed" and not key.startswith("debug.")]
-
-
-def varied_amounts(points: Sequence[Point]) -> list[str]:
-    """The one or two settings in which points differ, where they are numbers; else none."""
-    keys = varied_keys(points)
-    numbers = all(is_number(point.config.get(key)) for key in keys for point in points)
-    return keys if numbers and len(keys) <= 2 else []
-
-
-def by_settings(points: Sequence[Point], keys: Sequence[str]) -> dict[str, list[Point]]:
-    """Points that have these settings alike, which are repeats of each other, by their settings' text without the
-    names of the groups.
-    """
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        label = ", ".join(f"{key.split('.', 1)[-1]}={point.config.get(key)}" for key in keys)
-        groups.setdefault(label or point.name or "run", []).append(point)
-    return groups
-
-
-def known_values(points: Sequence[Point], metric: str) -> list[float]:
-    """The metric of the points that have it."""
-    return [value for point in points if (value := point.value(metric)) is not None]
-
-
-def values_over(points: Sequence[Point], key: str, metric: str) -> dict[Any, list[float]]:
-    """The metric of the points that have it, by each value of a setting; no value for one where none has it."""
-    return {x: known_values([p for p in points if p.config.get(key) == x], metric) for x in ordered(points, key)}
-
-
-def ordered(points: Sequence[Point], key: str) -> list[Any]:
-    """A setting's values: numbers by size, others in the order of the points."""
-    values = list({repr(value): value for point in points for value in [point.config.get(key)]}.values())
-    return sorted(values) if all(map(is_number, values)) else values
-
-
-def is_number(value: object) -> bool:
-    """Whether a setting's value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 class Grid(NamedTuple):
     """A metric over two settings: medians `[rows, columns]`, NaN where there is none, and the share of points that
     failed in each cell (NaN where no point was).
     """
 
+    row_key: str
+    column_key: str
     rows: list[Any]
     columns: list[Any]
     values: NDArray[np.float64]
@@ -103,16 +49,73 @@ class Grid(NamedTuple):
         return "* some of its repeats failed" if ((self.failed > 0) & (self.failed < 1)).any() else ""
 
 
-def metric_grid(points: Sequence[Point], row_key: str, column_key: str, metric: str) -> Grid:
-    """Points by two settings. A cell is the median of the points that have both settings alike."""
-    rows, columns = ordered(points, row_key), ordered(points, column_key)
-    values, failed = np.full((2, len(rows), len(columns)), math.nan)
-    for row, column in np.ndindex(values.shape):
-        wanted = (rows[row], columns[column])
-        cell = [point for point in points if (point.config.get(row_key), point.config.get(column_key)) == wanted]
-        known = known_values(cell, metric)
-        if cell:
-            failed[row, column] = 1 - len(known) / len(cell)
-        if known:
-            values[row, column] = median(known)
-    return Grid(rows, columns, values, failed)
+class Points(list[Point]):
+    """Runs that are shown together."""
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> Self:
+        """Each with the settings in which they differ, as one would give them on the command line: a group's choice
+        (`workload`) stands for all that it decides.
+        """
+        keys = short_keys(records, differing([settings(record) for record in records]))
+        return cls(
+            Point({key: value_of(record, key) for key in keys}, record.metrics, record.status, record.name)
+            for record in records
+        )
+
+    def varied_keys(self) -> list[str]:
+        """The settings in which points differ, without those that only name, record or repeat runs."""
+        keys = differing([measured(point.config, any_repeat=True) for point in self])
+        return [key for key in keys if key != "seed" and not key.startswith("debug.")]
+
+    def varied_amounts(self) -> list[str]:
+        """The one or two settings in which points differ, where they are numbers; else none."""
+        keys = self.varied_keys()
+        numbers = all(is_number(point.config.get(key)) for key in keys for point in self)
+        return keys if numbers and len(keys) <= 2 else []
+
+    def by_settings(self, keys: Sequence[str]) -> dict[str, Self]:
+        """Points that have these settings alike, which are repeats of each other, by their settings' text without
+        the names of the groups.
+        """
+        groups: dict[str, Self] = {}
+        for point in self:
+            label = ", ".join(f"{key.split('.', 1)[-1]}={point.config.get(key)}" for key in keys)
+            groups.setdefault(label or point.name or "run", type(self)()).append(point)
+        return groups
+
+    def values(self, metric: str) -> list[float]:
+        """The metric of the points that have it."""
+        return [value for point in self if (value := point.value(metric)) is not None]
+
+    def with_value(self, key: str, value: object) -> Self:
+        """The points with this value of a setting."""
+        return type(self)(point for point in self if point.config.get(key) == value)
+
+    def values_over(self, key: str, metric: str) -> dict[Any, list[float]]:
+        """The metric of the points that have it, by each value of a setting; no value for one where none has it."""
+        return {x: self.with_value(key, x).values(metric) for x in self.ordered(key)}
+
+    def ordered(self, key: str) -> list[Any]:
+        """A setting's values: numbers by size, others in the order of the points."""
+        values = list({repr(value): value for point in self for value in [point.config.get(key)]}.values())
+        return sorted(values) if all(map(is_number, values)) else values
+
+    def grid(self, keys: Sequence[str], metric: str) -> Grid:
+        """A metric by two settings. A cell is the median of the points that have both settings alike."""
+        row_key, column_key = keys
+        rows, columns = self.ordered(row_key), self.ordered(column_key)
+        values, failed = np.full((2, len(rows), len(columns)), math.nan)
+        for row, column in np.ndindex(values.shape):
+            cell = self.with_value(row_key, rows[row]).with_value(column_key, columns[column])
+            known = cell.values(metric)
+            if cell:
+                failed[row, column] = 1 - len(known) / len(cell)
+            if known:
+                values[row, column] = median(known)
+        return Grid(row_key, column_key, rows, columns, values, failed)
+
+
+def is_number(value: object) -> bool:
+    """Whether a setting's value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,19 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlab.core.step_log import StepLog
 from kvlab.kv.journal import BlockEvents
-from kvlab.lab.figures import style
-from kvlab.lab.figures.blocks import (
-    CACHED,
-    FREE,
-    PINNED,
-    SHARED,
-    TENANT_STATES,
-    UNKNOWN,
-    GridSize,
-    PoolGrid,
-    colour_numbers,
-    pool_grids,
-)
+from kvlab.lab.figures import blocks, style
+from kvlab.lab.figures.blocks import GridSize, PoolGrid
 from kvlab.lab.results.records import RunRecord
 from kvlab.lab.results.tables import count
 
@@ -36,11 +25,11 @@ _PALEST_ALONE = 0.1  # of the one colour that all sequences have, which no other
 PICTURE = GridSize(400, 800)
 #: Words and colour of each holder that is not a single known sequence.
 HOLDERS = {
-    FREE: ("free", style.FREE),
-    SHARED: ("shared by several sequences", style.SHARED),
-    CACHED: ("free, content cached", style.CACHED),
-    PINNED: ("free, content pinned", style.PINNED),
-    UNKNOWN: ("held by no known sequence", style.FAINT),
+    blocks.FREE: ("free", style.FREE),
+    blocks.SHARED: ("shared by several sequences", style.SHARED),
+    blocks.CACHED: ("free, content cached", style.CACHED),
+    blocks.PINNED: ("free, content pinned", style.PINNED),
+    blocks.UNKNOWN: ("held by no known sequence", style.FAINT),
 }
 
 
@@ -56,12 +45,12 @@ def run_grids(
 ) -> list[PoolGrid]:
     """A run's pool as grids of these sizes."""
     last = steps[-1]
-    blocks = last.pool.blocks_total if last.pool else 1
+    total = last.pool.blocks_total if last.pool else 1
     # Where few of a pool's blocks were ever used, those up to the last of them are drawn.
-    used = int(events.block.max()) + 1 if len(events.block) else blocks
-    shown = used if used < _FEW * blocks else blocks
-    grids = pool_grids(events, shown, steps.column("start_s"), last.end_s, sizes, tenants)
-    return [grid._replace(pool_blocks=blocks) for grid in grids]
+    used = int(events.block.max()) + 1 if len(events.block) else total
+    shown = used if used < _FEW * total else total
+    grids = blocks.pool_grids(events, shown, steps.column("start_s"), last.end_s, sizes, tenants)
+    return [grid._replace(pool_blocks=total) for grid in grids]
 
 
 def record_grids(record: RunRecord) -> RunGrids | None:
@@ -83,7 +72,7 @@ def holder_colours(grid: PoolGrid) -> dict[int, str]:
     colours = {holder: colour for holder, (_, colour) in HOLDERS.items()}
     if has_one_colour(grid):
         return colours | dict.fromkeys(np.unique(grid.cells[grid.cells >= 0]).tolist(), style.BLUE)
-    numbers = colour_numbers(grid.cells, len(style.SEQUENCES))
+    numbers = blocks.colour_numbers(grid.cells, len(style.SEQUENCES))
     return colours | {sequence: style.SEQUENCES[number] for sequence, number in numbers.items()}
 
 
@@ -93,7 +82,7 @@ def pool_image(grid: PoolGrid) -> NDArray[np.uint8]:
     """
     painted = _painted(grid, {holder: to_rgb(colour) for holder, colour in holder_colours(grid).items()})
     if grid.blocks_per_row > 1:
-        kept = np.where(grid.cells == PINNED, grid.cached, 0)
+        kept = np.where(grid.cells == blocks.PINNED, grid.cached, 0)
         used, cached = (grid.in_use + kept)[..., None], (grid.cached - kept)[..., None]
         free = np.clip(1 - used - cached, 0, 1)
         grey, white = np.array(to_rgb(style.CACHED)), np.array(to_rgb(style.FREE))
@@ -118,7 +107,7 @@ def pool_map_figure(grid: PoolGrid | None, *, unit: str = "block") -> Figure:
     one = has_one_colour(grid)
     what = "free, cached and in use" if one else "by the sequence that holds them"
     figure, axes = _pool_axes(grid, pool_image(grid), unit, what, note)
-    present = [HOLDERS[holder] for holder in HOLDERS if holder != FREE and (grid.cells == holder).any()]
+    present = [HOLDERS[holder] for holder in HOLDERS if holder != blocks.FREE and (grid.cells == holder).any()]
     several = tuple(Patch(color=colour) for colour in ([style.BLUE] if one else style.SEQUENCES[:4]))
     handles = [several, *(Patch(color=colour) for _, colour in present)]
     names = ["in use" if one else "sequences (colours repeat)", *(name for name, _ in present)]
@@ -137,9 +126,9 @@ def tenant_map_figure(record: RunRecord, *, unit: str = "block") -> Figure | Non
         return None
     names = list(dict.fromkeys(salts))
     (grid,) = run_grids(events, steps, [PICTURE], np.array([names.index(salt) for salt in salts]))
-    colours: dict[int, ArrayLike] = {FREE: to_rgb(style.FREE)}
+    colours: dict[int, ArrayLike] = {blocks.FREE: to_rgb(style.FREE)}
     for number in np.unique(grid.cells[grid.cells >= 0]).tolist():
-        tenant, state = divmod(number, TENANT_STATES)
+        tenant, state = divmod(number, blocks.TENANT_STATES)
         colour = np.array(to_rgb(style.SEQUENCES[tenant % len(style.SEQUENCES)]))
         colours[number] = (colour, 0.7 + 0.3 * colour, 0.55 * colour)[state]  # in use, cached, pinned and cached
     weight = np.where(grid.in_use > 0, np.maximum(grid.in_use, _PALEST), 0)[..., None]

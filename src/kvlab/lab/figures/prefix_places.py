@@ -1,6 +1,5 @@
 """Where prefixes are: what routers find of a fleet's ceiling, and which replicas have the hottest prefixes."""
 
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -8,23 +7,23 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvlab.lab.figures import style
-from kvlab.lab.figures.points import Point, by_settings, known_values, varied_keys
+from kvlab.lab.figures.points import Points
 
 _COLUMNS = 400  # moments of the map
 _MOST_ROWS = 64
 _RATE, _CEILING = "kv/prefix_hit_rate", "fleet/hit_rate_ceiling"
 
 
-def router_hits_figure(points: Sequence[Point]) -> Figure | None:
+def router_hits_figure(points: Points) -> Figure | None:
     """A bar for each router, or router and what else differs: the share of prompt tokens that were found, the most
     first, against what one cache for all would find that is never full. None where routers do not differ or no run
     says what that is.
     """
-    keys, ceilings = varied_keys(points), known_values(points, _CEILING)
+    keys, ceilings = points.varied_keys(), points.values(_CEILING)
     rates = {
         label: 100 * median(values)
-        for label, some in by_settings(points, keys).items()
-        if (values := known_values(some, _RATE))
+        for label, some in points.by_settings(keys).items()
+        if (values := some.values(_RATE))
     }
     if "fleet.router" not in keys or not ceilings or not rates:
         return None

@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from kvlab.errors import ConfigError
 from kvlab.lab.compare.groups import Group
 from kvlab.lab.compare.interval import Estimate
-from kvlab.lab.results.catalogue import CATALOGUE
-from kvlab.lab.results.metric import Metric
+from kvlab.lab.results.catalogue import CATALOGUE, Metric
 
 
 def choose_metrics(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:

@@ -28,19 +28,12 @@ from kvlab.kv.journal import BlockEvent, BlockEvents
 from kvlab.secrets import redact
 
 _STEP = {column.name: column.type for column in fields(StepRecord) if column.name not in ("pool", "counters")}
-_POOL = {  # column: field of PoolStats
-    "blocks_total": "blocks_total",
-    "blocks_in_use": "blocks_in_use",
-    "block_token_slots": "block_size",
-    "tokens_in_use": "tokens_stored",
-    "blocks_cached": "blocks_cached",
-    "shared_blocks": "shared_blocks",
-    "blocks_pinned": "blocks_pinned",
-    "host_blocks": "host_blocks",
-    "disk_blocks": "disk_blocks",
-    "loading_sequences": "loading_sequences",
-}
-_REQUEST = {"end_s": "finished_s"}  # column: field of RequestRecord
+_FIELDS = {"block_token_slots": "block_size", "tokens_in_use": "tokens_stored", "end_s": "finished_s"}  # by column
+_OF_POOL = (
+    *("blocks_total", "blocks_in_use", "block_token_slots", "tokens_in_use", "blocks_cached", "shared_blocks"),
+    *("blocks_pinned", "host_blocks", "disk_blocks", "loading_sequences"),
+)
+_POOL = {name: _FIELDS.get(name, name) for name in _OF_POOL}  # column: field of PoolStats
 _COUNTERS = [name for name in PoolCounters._fields if name != "merged_blocks"]
 _RETENTION = ("blocks_pinned", "expired_blocks", "quota_evictions", "pinned_evictions", "pins_refused")
 _TIERS = ("host_blocks", "disk_blocks", "loading_sequences", *TIER_COUNTERS)
@@ -104,7 +97,7 @@ def read_step(row: Mapping[str, Any]) -> StepRecord:
 
 def request_row(record: RequestRecord) -> dict[str, Any]:
     """A request's sample as a row."""
-    row = {name: getattr(record, _REQUEST.get(name, name)) for name in REQUEST_SCHEMA.names}
+    row = {name: getattr(record, _FIELDS.get(name, name)) for name in REQUEST_SCHEMA.names}
     return row | {"error": record.error and redact(record.error)}
 
 
@@ -124,7 +117,7 @@ def request_table(
         unreported |= {"salt"}
     if not any(record.replica for record in records):
         unreported |= {"replica"}
-    table = table.drop_columns([name for name in table.column_names if _REQUEST.get(name, name) in unreported])
+    table = table.drop_columns([name for name in table.column_names if _FIELDS.get(name, name) in unreported])
     if pulled is not None:
         tokens = [0 if record.sample else pulled.get(record.request_id, 0) for record in records]
         table = table.append_column("pulled_tokens", pa.array(tokens, pa.int64()))
@@ -146,7 +139,7 @@ def read_series(table: pa.Table | None) -> EngineSeries:
 def read_request(row: Mapping[str, Any]) -> RequestRecord:
     """The record of a row. What an older version did not write has its default."""
     names = {column.name for column in fields(RequestRecord)}
-    values = {_REQUEST.get(name, name): value for name, value in row.items() if value is not None}
+    values = {_FIELDS.get(name, name): value for name, value in row.items() if value is not None}
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
     times = values.setdefault("token_times_s", ())
     defaults = {

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from kvlab.config import RunConfig
 from kvlab.core import RequestRecord
 from kvlab.engine.plan import EnginePlan
 from kvlab.lab.results.log import RunLog
@@ -38,25 +37,20 @@ class Predicted(NamedTuple):
         return kept | {"framework": self.framework, "is_sparse": self.is_sparse, "attainment": self.attainment}
 
 
-class Simulated(NamedTuple):
-    """Replicas of one deployment whose steps are timed by measured operations."""
-
-    config: RunConfig
-    is_sparse: bool
-    replicas: range  # their numbers
-
-
-def predicted(groups: Sequence[Simulated], log: RunLog) -> Predicted | None:
-    """Of a run on these replicas; of several groups with the widest of their errors. None: no request has both
-    latencies, or no deployment of a framework was measured so: none without CUDA graphs.
+def predicted(
+    groups: Sequence[tuple[range, EnginePlan]], log: RunLog, limits: Mapping[str, float]
+) -> Predicted | None:
+    """Of a run on replicas with these numbers, whose steps are timed by measured operations; of several groups with
+    the widest of their errors. None: no request has both latencies, or no deployment of a framework was measured
+    so: none without CUDA graphs.
     """
-    if not all(group.config.framework.cuda_graphs for group in groups):
+    if not all(plan.config.framework.cuda_graphs for _, plan in groups):
         return None
     served = [record for record in log.records if record.ttft_ms is not None and record.tpot_ms is not None]
     errors = dict[str, Interval]()
-    for group in groups:
-        own = [record for record in served if record.replica in group.replicas]
-        if not own or (case := _case(group, own)) is None:
+    for replicas, plan in groups:
+        own = [record for record in served if record.replica in replicas]
+        if not own or (case := _case(plan, len(replicas), own)) is None:
             continue
         for name in FIGURES:
             if (found := interval(case, name)) is None:
@@ -65,19 +59,19 @@ def predicted(groups: Sequence[Simulated], log: RunLog) -> Predicted | None:
     if not errors:
         return None
     means = {name: fmean(getattr(record, f"{name}_ms") for record in served) for name in ("ttft", "tpot")}
-    limits, attainment = groups[0].config.slo.limits, None
+    attainment = None
     if limits:
         slower, faster = ({name: most / (1 + errors[name][end]) for name, most in limits.items()} for end in (1, 0))
         attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
-    frameworks = " and ".join(dict.fromkeys(group.config.framework.tables for group in groups))
-    return Predicted(frameworks, groups[0].is_sparse, means, errors, attainment)
+    frameworks = " and ".join(dict.fromkeys(plan.config.framework.tables for _, plan in groups))
+    return Predicted(frameworks, is_mixture(groups[0][1].model), means, errors, attainment)
 
 
-def _case(group: Simulated, served: Sequence[RequestRecord]) -> Case | None:
+def _case(plan: EnginePlan, replicas: int, served: Sequence[RequestRecord]) -> Case | None:
     """What is compared with measured deployments: these replicas, and the requests that they served. None: they
     have no device.
     """
-    config = group.config
+    config = plan.config
     if config.hardware is None:
         return None
     seconds = max(record.finished_s for record in served) - min(record.arrival_s for record in served)
@@ -85,11 +79,11 @@ def _case(group: Simulated, served: Sequence[RequestRecord]) -> Case | None:
         config.framework.tables,
         config.hardware.name,
         config.model.name,
-        group.is_sparse,
+        is_mixture(plan.model),
         config.executor.tensor_parallel,
         fmean(record.prompt_tokens for record in served),
         fmean(len(record.output_token_ids) for record in served),
-        sum(record.e2el_ms or 0 for record in served) / 1000 / max(seconds, 1e-9) / len(group.replicas),
+        sum(record.e2el_ms or 0 for record in served) / 1000 / max(seconds, 1e-9) / replicas,
     )
 
 

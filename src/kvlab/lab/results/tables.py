@@ -10,8 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kvlab.config import format_bytes
-from kvlab.lab.results.catalogue import CATALOGUE, metric, sections
-from kvlab.lab.results.metric import Metric
+from kvlab.lab.results.catalogue import CATALOGUE, Metric, metric, sections
 from kvlab.lab.terminal import marked
 
 Metrics = Mapping[str, float]

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from kvlab.config import RunConfig
 from kvlab.errors import CapacityError, KvlabError
 from kvlab.lab.files import attempt, claimed, sentences
 from kvlab.lab.machine import CpuWatch, oversubscription
 from kvlab.lab.results.answers import with_text
 from kvlab.lab.results.log import RunLog
-from kvlab.lab.results.sureness import Predicted, Simulated, predicted
+from kvlab.lab.results.sureness import Predicted, predicted
 from kvlab.lab.run.interrupt import stop_on_signal
 from kvlab.lab.run.measure import measure
 from kvlab.lab.run.peer_plan import Plan, plan_any
@@ -23,13 +22,12 @@ from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
-from kvlab.models.sparse import is_mixture
 from kvlab.run_files import TRACE
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
 
 
-def execute(config: RunConfig, context: RunContext) -> RunResult:
+def execute(context: RunContext) -> RunResult:
     """Run a configuration. Ctrl-C ends it early and keeps what was measured.
 
     Raises a KvlabError for a configuration that cannot work, which is recorded only as a point of a sweep, and for
@@ -40,20 +38,19 @@ def execute(config: RunConfig, context: RunContext) -> RunResult:
         if not context.in_sweep:  # whose directory was checked
             claim.enter_context(claimed("hydra.run.dir", context.directory))
         # From the start: a signal that nothing handles would leave the run open.
-        return _execute(config, context, guard.enter_context(stop_on_signal(context.console)), guard.close)
+        return _execute(context, guard.enter_context(stop_on_signal(context.console)), guard.close)
 
 
-def _execute(
-    config: RunConfig, context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]
-) -> RunResult:
-    watch, reporter = CpuWatch(context.beside.pid if context.beside else None), Reporter(context)
+def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]) -> RunResult:
+    config, reporter = context.made.config, Reporter(context)
+    watch = CpuWatch(context.beside.pid if context.beside else None)
     try:
         plan = plan_any(config)
     except KvlabError as error:
         if context.in_sweep:
-            Recording(config, context).finish(RunLog(), {}, _failure(error), str(error))
+            Recording(context).finish(RunLog(), {}, _failure(error), str(error))
         raise
-    recording = Recording(config, context, plan)
+    recording = Recording(context, plan)
     reporter.announce(plan)
     if crowded := _crowded(plan, watch):
         reporter.note(crowded)
@@ -102,18 +99,17 @@ def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
     """How sure the latencies are that measured operations predict: of each group by its name, and by none of all;
     nothing of another run.
     """
-    found, groups, first = dict[str, Predicted | None](), list[Simulated](), 0
-    for name, count, part in plan.parts:
-        replicas = range(first, first + count)
-        first += count
+    limits = plan.config.slo.limits
+    found, groups = dict[str, Predicted | None](), list[tuple[range, RunPlan]]()
+    for name, replicas, part in plan.parts:
         if not isinstance(part.timing, SiliconTiming):
             continue
-        groups.append(Simulated(part.config, is_mixture(part.model), replicas))
+        groups.append((replicas, part))
         if len(plan.parts) > 1:
             records = [record for record in log.records if record.replica in replicas]
-            found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]))
+            found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]), limits)
     if len(groups) == len(plan.parts):
-        found[""] = predicted(groups, log)
+        found[""] = predicted(groups, log, limits)
     return {name: sure for name, sure in found.items() if sure is not None}
 
 

@@ -70,20 +70,17 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
     kind = ENGINES.get(config.engine.kind)
     if not kind.is_peer:
         return None
-    for key, is_set in (
-        ("debug.profile", config.debug.profile),
-        ("debug.audit", config.debug.audit),
-        ("debug.faults.rate", config.debug.faults.rate > 0),
+    debug, method, replicas = config.debug, config.scheduler.speculation.method, config.fleet.replicas
+    for key, value, is_set, what, advice in (
+        ("debug.profile", "true", debug.profile, "looks into", ""),
+        ("debug.audit", "true", debug.audit, "looks into", ""),
+        ("debug.faults.rate", "true", debug.faults.rate > 0, "looks into", ""),
+        ("scheduler.speculation.method", method, method is not None, "is for", "; leave it null"),
+        ("fleet.replicas", replicas, replicas > 1, "are replicas of", "; leave it at 1"),
     ):
         if is_set:
-            text = f"looks into kvlab's own engine, and engine={config.engine.kind} is another"
-            raise ConfigError(key, "true", text)
-    if (method := config.scheduler.speculation.method) is not None:
-        text = f"is for kvlab's own engine, and engine={config.engine.kind} is another; leave it null"
-        raise ConfigError("scheduler.speculation.method", method, text)
-    if config.fleet.replicas > 1:
-        text = f"are replicas of kvlab's own engine, and engine={config.engine.kind} is another; leave it at 1"
-        raise ConfigError("fleet.replicas", config.fleet.replicas, text)
+            text = f"{what} kvlab's own engine, and engine={config.engine.kind} is another{advice}"
+            raise ConfigError(key, value, text)
     kind.check(config)
     requests = requests_of(config)
     longest = check_lengths(requests, config.workload.name, config.model.max_seq_len)

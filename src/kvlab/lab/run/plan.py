@@ -43,12 +43,12 @@ class RunPlan(EnginePlan):
     @property
     def parts(self) -> tuple[PlannedGroup, ...]:
         """Its replicas by group: one group of all of them where they are equal."""
-        return self.groups or (PlannedGroup("", self.config.fleet.replicas, self),)
+        return self.groups or (PlannedGroup("", range(self.config.fleet.replicas), self),)
 
     @property
     def replicas(self) -> list[RunPlan]:
         """The plan of each replica, in the order of their numbers."""
-        return [group.plan for group in self.parts for _ in range(group.replicas)]
+        return [group.plan for group in self.parts for _ in group.replicas]
 
     @property
     def chosen(self) -> dict[str, str | int]:
@@ -78,7 +78,7 @@ class PlannedGroup(NamedTuple):
     """So many replicas of one plan, whose configuration has the group's settings."""
 
     name: str
-    replicas: int
+    replicas: range  # their numbers
     plan: RunPlan
 
 
@@ -96,11 +96,12 @@ def plan_run(config: RunConfig, requests: list[Request] | None = None) -> RunPla
         except KvlabError as error:
             raise of_group(error, each.name) from error
         requests = own.requests
-        groups.append(PlannedGroup(each.name, each.replicas, own))
+        first = groups[-1].replicas.stop if groups else 0
+        groups.append(PlannedGroup(each.name, range(first, first + each.replicas), own))
     if groups:
         plan = replace(groups[0].plan, config=config, groups=tuple(groups))
         if not plan.is_real:
-            plan = replace(plan, device=" and ".join(f"{group.replicas} of {group.name}" for group in groups))
+            plan = replace(plan, device=" and ".join(f"{len(group.replicas)} of {group.name}" for group in groups))
     else:
         plan = _plan(config, requests)
     check_blocks(plan.replicas, config.fleet)
@@ -143,7 +144,7 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
     """
     lengths = _lengths(plan, plan.requests)
     fit = sum(
-        group.replicas * sequences_that_fit(group.plan.pool, _lengths(group.plan, plan.requests))
+        len(group.replicas) * sequences_that_fit(group.plan.pool, _lengths(group.plan, plan.requests))
         for group in plan.parts
     )
     batch = sum(replica.config.scheduler.max_batch_size for replica in plan.replicas)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvlab.config import RunConfig
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.files import sentences
 from kvlab.lab.machine import peak_memory
@@ -31,9 +29,10 @@ from kvlab.lab.results.sureness import ACCURACY, Predicted
 from kvlab.lab.run.peer_plan import Plan
 from kvlab.lab.settings import Composition, as_recorded, flatten
 from kvlab.lab.terminal import Terminal, print_note
-from kvlab.lab.tracking import RunStatus, Tracker, send_all, spread, start_run
+from kvlab.lab.tracking import RunStatus, Tracker, send_all, start_run
 from kvlab.lab.tracking.access import in_background
 from kvlab.lab.tracking.beside import TrackingProcess
+from kvlab.lab.tracking.mlflow_tracker import spread
 from kvlab.lab.tracking.process import this_process
 from kvlab.plugins import loaded_plugins
 from kvlab.secrets import redact, redacted
@@ -42,25 +41,17 @@ from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Where a run lives: its output directory, the folder of the default store, its name, its sweep."""
+    """What is run and where it lives: its output directory, its name, its sweep."""
 
+    made: Composition
     directory: Path
-    root: Path
-    config_yaml: str  # without secrets
-    choices: Mapping[str, str]
     console: Terminal
     name: str
     in_sweep: bool = False
     parent_run_id: str | None = None
-    written: Mapping[str, str] = field(default_factory=dict)  # of settings from the environment: what is recorded
     heading: str | None = None  # of a run in a sweep: which of how many it is; None: its name
     beside: TrackingProcess | None = None  # which tracks the run; None: this process does
     said: set[str] = field(default_factory=set)  # by runs of the sweep before it, which is not said again
-
-    @classmethod
-    def of(cls, made: Composition, directory: Path, console: Terminal, name: str, **sweep: Any) -> RunContext:
-        """That of a command's run, whose default store is in the working directory."""
-        return cls(directory, Path(), made.yaml(), made.choices, console, name, written=made.written, **sweep)
 
 
 class Recording:
@@ -70,9 +61,10 @@ class Recording:
     `unwritten` has the files that are missing.
     """
 
-    def __init__(self, config: RunConfig, context: RunContext, plan: Plan | None = None) -> None:
-        self._config, self._context, self._plan = config, context, plan
-        self._params = flatten(as_recorded(dataclasses.asdict(config), context.written))
+    def __init__(self, context: RunContext, plan: Plan | None = None) -> None:
+        config = self._config = context.made.config
+        self._context, self._plan = context, plan
+        self._params = flatten(as_recorded(dataclasses.asdict(config), context.made.written()))
         self.error: str | None = None
         self.unwritten: list[OutputError] = []
         self.tracker = Tracker()
@@ -122,7 +114,7 @@ class Recording:
             summary[ACCURACY] = sure.as_dict()
         if (report := log.engine_report) is not None:
             summary["engine"] = {**report.facts, "invalid": report.invalid, "notes": list(report.notes)}
-        self.unwritten += write_artifacts(directory, log, summary, self._context.config_yaml)
+        self.unwritten += write_artifacts(directory, log, summary, self._context.made.yaml())
         if self._config.figures and log.records:
             record = make_run(directory, summary, log)
             self.unwritten += draw_figures(record, console, hover=not self._context.in_sweep)
@@ -142,7 +134,7 @@ class Recording:
         beside = self._context.beside
         return (start_run if beside is None else beside.start_run)(
             self._config.tracking,
-            root=self._context.root,
+            root=Path(),
             run_name=self._context.name,
             params=self._params,
             tags=self._tags(),
@@ -153,7 +145,7 @@ class Recording:
 
     def _tags(self) -> dict[str, str]:
         """What distinguishes runs in the store's page: every run has all of it, whatever was swept."""
-        tags = {f"choice.{group}": choice for group, choice in self._context.choices.items()} | {
+        tags = {f"choice.{group}": choice for group, choice in self._context.made.choices.items()} | {
             "kvlab.config_digest": config_digest(self._config),
             "kvlab.repeat": str(self._config.repeat),
             "kvlab.process": this_process(),
@@ -172,7 +164,7 @@ class Recording:
             "status": status,
             "error": error,
             "metrics": metrics,
-            "choices": dict(self._context.choices),
+            "choices": dict(self._context.made.choices),
             "config": self._params,
             "started": self._started,
             "peak_memory_bytes": peak_memory(),

@@ -73,10 +73,10 @@ class Reporter:
             heading = marked("[bold]{}[/]", context.heading or context.name)
             console.rule(heading, align="left", style="dim")
         elif config.verbose:
-            recorded = as_recorded(asdict(config), context.written)
-            console.print(config_tree(recorded, context.choices))
+            recorded = as_recorded(asdict(config), context.made.written())
+            console.print(config_tree(recorded, context.made.choices))
         else:
-            choices = "  ".join(f"{group}={choice}" for group, choice in context.choices.items())
+            choices = "  ".join(f"{group}={choice}" for group, choice in context.made.choices.items())
             console.print(f"{choices}  (verbose=true: every setting)", style="dim")
         alone = [] if config.optimize is None or context.in_sweep else [_OPTIMIZE.format(config.optimize)]
         for sentence in (*without_effect(config), *alone):
@@ -94,7 +94,7 @@ class Reporter:
             name = redact(config.model.name)
             self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
         for group in own.parts:
-            name = f"{group.replicas} of {group.name}: " if own.groups else ""
+            name = f"{len(group.replicas)} of {group.name}: " if own.groups else ""
             if own.groups:
                 console.print(f"{name}{_cache(group.plan)}", soft_wrap=True)
             if (timing := group.plan.timing) is not None:
@@ -121,13 +121,11 @@ class Reporter:
         """What was found wrong, a sample of the words, and what a user should know of the times."""
         log = served.log
         if log.fleet is not None and not self.context.in_sweep:
-            replicas, first = sum(group.replicas for group in plan.parts), 0
-            figures = replica_figures(log.records, log.steps, replicas, log.fleet)
-            for name, count, _ in plan.parts:
+            figures = replica_figures(log.records, log.steps, plan.config.fleet.replicas, log.fleet)
+            for name, own, _ in plan.parts:
                 if name:
                     self.console.print(f"\n{name}", soft_wrap=True)
-                print_whole(self.console, replica_table(figures[first : first + count], first))
-                first += count
+                print_whole(self.console, replica_table(figures[own.start : own.stop], own.start))
         for finding in served.findings or ():
             self.console.print(f"audit: {finding}", style="red")
         self.answers(log)
@@ -259,11 +257,9 @@ def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tup
 
 def _of_timing(plan: Plan, log: RunLog) -> list[tuple[str, str]]:
     """What to know of the times of each group's steps."""
-    remarks, first = list[tuple[str, str]](), 0
-    for name, count, own in plan.parts:
-        last = first + count
-        steps = [step for step in log.steps if first <= step.replica < last] if name else log.steps
+    remarks = list[tuple[str, str]]()
+    for name, replicas, own in plan.parts:
+        steps = [step for step in log.steps if step.replica in replicas] if name else log.steps
         if own.timing is not None and (text := own.timing.remark(steps)) is not None:
             remarks.append((WARNING, f"{name}: {text}" if name else text))
-        first = last
     return remarks

@@ -1,7 +1,7 @@
 """One answer at a time, in words as they come: what `kvlab generate` and `kvlab chat` are made of."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.config import EngineConfig, format_bytes
 from kvlab.core import Request, RequestRecord, SamplingParams
@@ -71,9 +71,7 @@ class Speaker:
             )
         records: list[RequestRecord] = []
         name, self._asked = f"r{self._asked}", self._asked + 1
-        asked = SamplingParams(
-            max_tokens=min(room, sampling.max_tokens), temperature=sampling.temperature, seed=sampling.seed
-        )
+        asked = replace(sampling, max_tokens=min(room, sampling.max_tokens))
         request = Request(name, tuple(prompt), asked, arrival_s=self._engine.clock.now())
         self._engine.submit(request, lambda output: write(output.text), records.append)
         while not records:

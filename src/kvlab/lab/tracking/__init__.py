@@ -6,19 +6,7 @@ process. Whatever goes wrong with a store is a `TrackingError` that names it.
 """
 
 from kvlab.lab.tracking.base import RunStatus, Tracker, send_all
-from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS, MlflowTracker, spread, start_run
+from kvlab.lab.tracking.mlflow_tracker import MlflowTracker, start_run
 from kvlab.lab.tracking.store import Store, open_store
-from kvlab.lab.tracking.uri import resolve_uri
 
-__all__ = [
-    "SERIES_POINTS",
-    "MlflowTracker",
-    "RunStatus",
-    "Store",
-    "Tracker",
-    "open_store",
-    "resolve_uri",
-    "send_all",
-    "spread",
-    "start_run",
-]
+__all__ = ["MlflowTracker", "RunStatus", "Store", "Tracker", "open_store", "send_all", "start_run"]

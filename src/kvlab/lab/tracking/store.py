@@ -20,6 +20,17 @@ from kvlab.secrets import redact
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # or the page shows what is for chats
 _REASON_CHARS = 400
 _OTHER_STORES = "tracking.uri=sqlite:///<file>, tracking.uri=http://<host>:<port> or tracking=off"
+_ADVICE = {  # for what a store says, of which the first holds that is found in it
+    r"error code 40[13]\b": "the server requires a login: set MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, to an account that may write there, or use tracking=off",
+    "password authentication failed|no password supplied": "put the right user and password into "
+    "tracking.uri=postgresql://<user>:<password>@<host>/<database>",
+    "malformed|not a database": f"bring back a copy of the file from before, or use {_OTHER_STORES}",
+    "already exists|duplicate column|no such (table|column)": "MLflow may have been killed while it made this "
+    f"store; move the file away, or use {_OTHER_STORES}",
+    "disk is full": f"free some space there, or use {_OTHER_STORES}",
+    "": f"use {_OTHER_STORES}",
+}
 _DISK = re.compile("disk|readonly|unable to open")  # what SQLite says of a file that it cannot write or read
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 
@@ -149,17 +160,4 @@ def _advice(problem: str, shown: str) -> str:
         if any(Path(package, "versions").glob(f"{versions[1]}_*.py")):
             return f"after a backup, mlflow db upgrade {shown} brings it up to date; or move the file away"
         return f"a newer MLflow made it: install that one, or take another store: {_OTHER_STORES}"
-    if re.search(r"error code 40[13]\b", problem):
-        return (
-            "the server requires a login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN, to an account that may write there, or use tracking=off"
-        )
-    if "password authentication failed" in problem or "no password supplied" in problem:
-        return "put the right user and password into tracking.uri=postgresql://<user>:<password>@<host>/<database>"
-    if re.search(r"malformed|not a database", problem):
-        return f"bring back a copy of the file from before, or use {_OTHER_STORES}"
-    if re.search(r"already exists|duplicate column|no such (table|column)", problem):
-        return f"MLflow may have been killed while it made this store; move the file away, or use {_OTHER_STORES}"
-    if "disk is full" in problem:
-        return f"free some space there, or use {_OTHER_STORES}"
-    return f"use {_OTHER_STORES}"
+    return next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, problem))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,10 +11,9 @@ from kvlab.config.effects import without_effect
 from kvlab.config.groups import with_settings
 from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advice_line import advice_line, drawn_requests
-from kvlab.lab.campaigns.tune.rate import Bracket, RateRange
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
-from kvlab.lab.files import attempt, replacing, write_csv
+from kvlab.lab.files import attempt, write_csv
 from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.provenance import config_digest
@@ -32,6 +32,26 @@ _COLUMNS = (
     "latency/ttft_ms_p99",
     "latency/tpot_ms_p99",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RateRange:
+    """The setting that is the rate, where the search begins, and between which bounds it stays."""
+
+    key: str  # workload.rate, of arrivals that are drawn; workload.rate_scale, of a trace's own
+    start: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """What a search found: the largest rate that was tried and holds, and the smallest that does not. None: no rate
+    within the bounds does.
+    """
+
+    holds: float | None = None
+    fails: float | None = None
 
 
 def share_text(share: float, wanted: float) -> str:
@@ -195,11 +215,10 @@ class LimitSearch(ABC):
             yield [value, *(ended.metrics.get(name, "") for name in _COLUMNS)]
 
     def _draw(self, path: Path) -> None:
-        from kvlab.lab.figures import mark_simulated
+        from kvlab.lab.figures import mark_simulated, save_figure
         from kvlab.lab.figures.arrival_rate import rate_figure
 
         records = [read_run(self.folder(value)) for value in self.ended]
         if (figure := rate_figure(records, share=self.wanted, keys=(self.range.key,))) is not None:
             mark_simulated({self.files: figure}, records)
-            with replacing(path) as own:
-                figure.savefig(own)
+            save_figure(figure, path)

@@ -74,8 +74,8 @@ class Trials:
                 continue
             title = heading + (f", repeat {repeat}" if repeats > 1 else "")
             parent = self._tracker.run_id
-            context = RunContext.of(
-                composed,
+            context = RunContext(
+                replace(composed, config=config),
                 directory,
                 self.console,
                 point,
@@ -85,7 +85,7 @@ class Trials:
                 said=self.said,
             )
             try:
-                result = execute(config, context)
+                result = execute(context)
             except KvlabError as error:
                 return Ended(error=redact(str(error)))
             self.unwritten += result.unwritten
