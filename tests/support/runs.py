@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import patch
 
+from omegaconf import OmegaConf
+
 from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig
 from kvlab.lab.run.execute import RunContext, RunResult, execute
@@ -36,7 +38,8 @@ def alone() -> AbstractContextManager[object]:
 
 def context_of(config: RunConfig, directory: Path, console: Terminal) -> RunContext:
     """That of a run of which nothing is said but its configuration."""
-    return RunContext(Composition(config, {}, str, dict), directory, console, "a run")
+    written = OmegaConf.to_yaml(OmegaConf.structured(config))
+    return RunContext(Composition(config, {}, lambda: written, dict), directory, console, "a run")
 
 
 def run_small(directory: Path, *overrides: str) -> RunResult:
