@@ -38,15 +38,17 @@ class Upstream(ReplicaView):
     had been `sent` then; without polling nothing is.
     """
 
+    index: int = 0
+    block_size: int = BLOCK_TOKENS
+
     def __init__(self, index: int, url: str) -> None:
-        self._index, self.url = index, url
+        self.index, self.url = index, url
         self.reason = "not asked yet"  # why it is left out; "": it is up
         self.models: Sequence[tuple[str, Any]] | None = None  # with the longest sequences; None: it does not tell
         self.draining = False
         self.prefixes = PrefixView()
         self.heard: HeardContents | None = None  # what tells these, if KV events do
         self.told: Mapping[str, float] = {}
-        self.block_tokens = BLOCK_TOKENS
         self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
         self._open: dict[int, Sent] = {}
         self._asked: tuple[RoutedRequest | None, int] = (None, 0)
@@ -76,7 +78,7 @@ class Upstream(ReplicaView):
         """A request is there while the block lasts; None: one that has no prompt."""
         tokens = call.prompt_tokens if call else 0
         cached = self.cached_tokens(call) if call else 0
-        sent = self._open[self.sent] = Sent(max(tokens - cached, 0), -(-tokens // self.block_tokens))
+        sent = self._open[self.sent] = Sent(max(tokens - cached, 0), -(-tokens // self.block_size))
         number, self.sent = self.sent, self.sent + 1
         if call is not None:
             self.prefixes.sent(call)
@@ -92,10 +94,6 @@ class Upstream(ReplicaView):
             if sent.waits is not None:
                 sent.waits.reschedule(now)
                 sent.waits = None
-
-    @property
-    def index(self) -> int:
-        return self._index
 
     @property
     def in_flight(self) -> int:
@@ -128,10 +126,6 @@ class Upstream(ReplicaView):
     @property
     def blocks_in_use(self) -> int:
         return sum(each.blocks for each in self._open.values())
-
-    @property
-    def block_size(self) -> int:
-        return self.block_tokens
 
     @property
     def remembered(self) -> int:
