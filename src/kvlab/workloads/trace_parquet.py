@@ -3,6 +3,7 @@ tables of others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import date
 from decimal import Decimal
 from itertools import islice
@@ -13,28 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.errors import WorkloadError, shown
+from kvlab.workloads.trace_format import MARK, TracedRequest
 
-_KEY = b"kvlab_trace"
+_KEY = MARK.encode()
 _ROWS = 8192  # of a group, which is what is in memory at once
-_SCHEMA = pa.schema(
-    {
-        "prompt_tokens": pa.int64(),
-        "arrival_s": pa.float64(),
-        "output_tokens": pa.int64(),
-        "hashes": pa.list_(pa.uint64()),
-        "finish_reason": pa.string(),
-        "session": pa.string(),
-        "max_tokens": pa.int64(),
-        "temperature": pa.float64(),
-        "cached_tokens": pa.int64(),
-        "queue_ms": pa.float64(),
-        "ttft_ms": pa.float64(),
-        "e2el_ms": pa.float64(),
-        "itl_ms": pa.list_(pa.float64()),
-        "prompt": pa.string(),
-        "output": pa.string(),
-    }
-)
+_TYPES: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+    str | None: pa.string(),
+    Sequence[int] | None: pa.list_(pa.uint64()),
+    Sequence[float] | None: pa.list_(pa.float64()),
+}
+_SCHEMA = pa.schema([(column.name, _TYPES[column.type]) for column in fields(TracedRequest)])
 
 
 def write_rows(path: Path, header: str, rows: Iterable[Mapping[str, Any]]) -> int:
