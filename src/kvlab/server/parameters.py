@@ -9,6 +9,7 @@ from typing import Any
 from kvlab.core import Message, Request, SamplingParams, limits
 from kvlab.core.request import PICKING
 from kvlab.errors import shown
+from kvlab.models.chat_template import Rendering
 from kvlab.server import bodies
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
@@ -93,7 +94,7 @@ def _ids_of_messages(
     elif tools:
         variables = {**variables, "tools": tools}
     continues, reply = bool(body.continue_final_message), body.add_generation_prompt
-    rendering = {"reply": not continues if reply is None else reply, "continues": continues, "variables": variables}
+    rendering = Rendering(not continues if reply is None else reply, continues, variables)
     special = body.add_special_tokens or False
     return model.encode(turns, "messages", bounded=bounded, special=special, rendering=rendering)
 
