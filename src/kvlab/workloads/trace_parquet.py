@@ -3,7 +3,7 @@ tables of others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field
 from datetime import date
 from decimal import Decimal
 from itertools import islice
@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.trace_format import MARK, TracedRequest
 
-_KEY = MARK.encode()
+_KEY = b"kvlab_trace"
 _ROWS = 8192  # of a group, which is what is in memory at once
 _TYPES: dict[Any, pa.DataType] = {
     int: pa.int64(),
@@ -26,18 +25,18 @@ _TYPES: dict[Any, pa.DataType] = {
     Sequence[int] | None: pa.list_(pa.uint64()),
     Sequence[float] | None: pa.list_(pa.float64()),
 }
-_SCHEMA = pa.schema([(column.name, _TYPES[column.type]) for column in fields(TracedRequest)])
 
 
-def write_rows(path: Path, header: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write requests, by the names of their fields; how many. Raises OSError, and WorkloadError for a
-    value of another type.
+def write_rows(path: Path, header: str, columns: Iterable[Field[Any]], rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write requests, by the names of their fields, the `columns`; how many. Raises OSError, and WorkloadError for
+    a value of another type.
     """
     count, left = 0, iter(rows)
+    schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns])
     try:
-        with pq.ParquetWriter(path, _SCHEMA.with_metadata({_KEY: header.encode()}), compression="zstd") as file:
+        with pq.ParquetWriter(path, schema.with_metadata({_KEY: header.encode()}), compression="zstd") as file:
             while group := [dict(row) for row in islice(left, _ROWS)]:
-                file.write_table(pa.Table.from_pylist(group, _SCHEMA))
+                file.write_table(pa.Table.from_pylist(group, schema))
                 count += len(group)
     except pa.ArrowException as error:
         raise WorkloadError(f"{shown(str(path))}: cannot be written as Parquet: {error}") from error
