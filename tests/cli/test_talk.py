@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli import chat, generate
-from kvlab.cli.generate import sampling_of
+from kvlab.cli.generate import TalkSettings
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, printable
 from kvlab.lab.run.speaker import Speaker
@@ -88,7 +88,8 @@ class TestGenerate:
         _, out, _ = run(generate, "--raw", "I am a", "max_tokens=5")
         assert out != run(generate, "I am a", "max_tokens=5")[1]
         config = compose_run(*SETTINGS, f"model.path={checkpoint}", "tracking=off")
-        spoken = Speaker(config).answer(words.encode("I am a"), sampling_of(5, 0, 0), lambda text: None)
+        sampling = TalkSettings(max_tokens=5).sampling(0)
+        spoken = Speaker(config).answer(words.encode("I am a"), sampling, lambda text: None)
         assert out == words.decode(spoken.token_ids) + "\n"
 
     def test_a_model_that_was_not_trained_to_chat_continues_text(self, run: Run, tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ class TestGenerate:
         ("arguments", "sentence"),
         [
             ([], 'prompt=null: give the words: kvlab generate "Why is the sky blue?"'),
-            (["hello", "max_tokens=0"], "max_tokens=0: must be at least 1"),
+            (["hello", "max_tokens=0"], "max_tokens=0: must be a number, at least 1"),
             (["hello", "temperature=-1"], "temperature=-1.0: must be a number from 0 (greedy) to 100"),
             (["hello", "model.max_seq_len=16"], "the prompt has 24 tokens, and the model takes 16 with its answer"),
             (["hello", "executor=simulated", "hardware=h200_sxm"], "executor.kind=simulated: computes nothing"),
@@ -152,7 +153,7 @@ class TestChat:
         for turn in range(10):
             text = f"Turn {turn}: who are you?"
             ids = talk.ask(text)
-            spoken = speaker.answer(ids, sampling_of(20, 0, 0), lambda text: None)
+            spoken = speaker.answer(ids, TalkSettings(max_tokens=20).sampling(0), lambda text: None)
             talk.answered(text, ids, spoken.token_ids)
             computed = len(ids) - spoken.record.cached_tokens
             # The last token of an answer was never computed, nor are blocks shared that are not full.
@@ -254,4 +255,4 @@ def test_a_failed_answer_is_told(checkpoint: Path, words: Tokenizer, monkeypatch
     with pytest.raises(
         TokenizerError, match="the answer failed: its callback raised ValueError: the screen is gone"
     ):
-        speaker.answer(words.encode("I am"), sampling_of(5, 0, 0), fail)
+        speaker.answer(words.encode("I am"), TalkSettings(max_tokens=5).sampling(0), fail)

@@ -15,7 +15,7 @@ SIMULATED = ["executor=simulated", "hardware=h100_sxm", "model=qwen3_tiny"]
     ("arguments", "sentence"),
     [
         (["server.prt=7"], "server.prt=7: unknown; did you mean server.port? known: server.host"),
-        (["server.port=70000"], "server.port=70000: must be at most 65535"),
+        (["server.port=70000"], "server.port=70000: must be a number, at most 65535"),
         (["server.max_body=0"], "server.max_body=0: must be more than 0 bytes"),
         (["server.api_key="], "server.api_key=: must not be empty; null asks for none"),
         (["server.host=nowhere.invalid"], "server.host=nowhere.invalid: is no address of this machine"),

@@ -14,7 +14,7 @@ from kvlab.confined import Confined
 from kvlab.core import Message
 from kvlab.engine.text import TextStream
 from kvlab.errors import ConfigError, TokenizerError
-from kvlab.models.chat_template import ChatTemplate
+from kvlab.models.chat_template import ChatTemplate, Rendering
 from kvlab.models.gguf_tokenizer import PRE_TOKENIZERS
 from kvlab.models.tokenizer import Tokenizer, find_tokenizer, load_tokenizer
 from tests.support.words import SPECIAL, VOCAB, make_tokenizer, setting, write_gguf_checkpoint, write_tokenizer
@@ -98,7 +98,7 @@ def test_a_long_text_has_the_same_tokens(tokenizer: Tokenizer, reference: Refere
 def test_messages_are_what_the_template_makes_of_them(tokenizer: Tokenizer, reference: Reference) -> None:
     assert tokenizer.render(ASKED) == RENDERED
     assert tokenizer.encode_prompt(ASKED) == reference.encode(RENDERED).ids
-    assert not tokenizer.render(ASKED, reply=False).endswith("assistant\n")
+    assert not tokenizer.render(ASKED, Rendering(reply=False)).endswith("assistant\n")
     assert tokenizer.decode(tokenizer.encode_prompt(ASKED)).startswith("system\nBe brief.\nuser")
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlab.cli.known import known_keys
 from kvlab.cli.launchers import check_installed, launched
 from kvlab.cli.settings import command
 from kvlab.errors import CapacityError, ConfigError, OutputError
@@ -56,14 +57,9 @@ def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
 
 def _check_kept(keys: list[str]) -> None:
     """Raise ConfigError for a setting that there is none of."""
-    from omegaconf import OmegaConf
-
-    from kvlab.config import RunConfig
-
-    known = OmegaConf.structured(RunConfig)
+    settings, sections, _ = known_keys()
     for key in keys:
-        group, _, name = key.partition(".")
-        if group not in known or (name and name.partition(".")[0] not in (known[group] or ())):
+        if key not in sections and not any(f"{key}.".startswith(f"{name}.") for name in settings):
             text = "is none of the settings that advice changes; write keys as kv.dtype, or kv for all of its"
             raise ConfigError("keep", key, text)
 

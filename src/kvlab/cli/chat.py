@@ -10,31 +10,21 @@ follow.
 """
 
 import sys
-from dataclasses import dataclass
 
-from kvlab.cli.generate import MAX_TOKENS, sampling_of, split, talking_config, write
-from kvlab.cli.settings import command, setting
+from kvlab.cli.generate import TalkSettings, split, talking_config, write
+from kvlab.cli.settings import command
 from kvlab.errors import ConfigError, KvlabError
 
 _PROMPT = "> "
 
 
-@dataclass
-class ChatSettings:
-    """What the command takes beside the settings of a run."""
-
-    system: str | None = setting(None, "a system prompt", "TEXT")
-    max_tokens: int = setting(MAX_TOKENS, "most tokens of each answer", "N")
-    temperature: float = setting(0.0, "of sampling; 0: greedy", "X")
-
-
-@command(__doc__, ChatSettings)
-def main(settings: ChatSettings, others: list[str]) -> int:
+@command(__doc__, TalkSettings)
+def main(settings: TalkSettings, others: list[str]) -> int:
     overrides, words = split(others)
     if words:
         raise ConfigError("chat", words, f'takes settings alone; ask once with kvlab generate "{words}"')
     config = talking_config(overrides, "a chat")
-    sampling = sampling_of(settings.max_tokens, settings.temperature, config.seed)
+    sampling = settings.sampling(config.seed)
     # Imported this late so that --help and a mistake answer at once.
     from kvlab.lab.run.interrupt import stop_on_signal
     from kvlab.lab.run.speaker import Speaker

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlab.cli.settings import command, setting
+from kvlab.config.values import at_least
 from kvlab.core import SamplingParams
 from kvlab.errors import ConfigError
 
@@ -27,25 +28,38 @@ if TYPE_CHECKING:
 _SETTING = re.compile(r"[~+]*[A-Za-z_][\w./@-]*=")
 #: Where the command line says nothing else: the published model, and memory for one sequence.
 _DEFAULTS = {"model": "smollm2_135m", "scheduler.max_batch_size": "1", "tracking": "off"}
-MAX_TOKENS = 256
 
 
 @dataclass
-class GenerateSettings:
-    """What the command takes beside the settings of a run."""
+class TalkSettings:
+    """What a conversation takes beside the settings of a run."""
+
+    system: str | None = setting(None, "a system prompt", "TEXT")
+    max_tokens: int = setting(256, "most tokens of an answer", "N")
+    temperature: float = setting(0.0, "of sampling; 0: greedy", "X")
+
+    def __post_init__(self) -> None:
+        at_least("max_tokens", self.max_tokens, 1)
+        if not 0 <= self.temperature <= 100:
+            raise ConfigError("temperature", self.temperature, "must be a number from 0 (greedy) to 100")
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """How tokens are picked."""
+        return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=seed)
+
+
+@dataclass
+class GenerateSettings(TalkSettings):
+    """And one answer."""
 
     prompt: str | None = setting(None, "the words, where they look like a setting", "TEXT")
-    system: str | None = setting(None, "a system prompt", "TEXT")
     raw: bool = setting(False, "continue the text, without chat template; or --raw", "true")
-    max_tokens: int = setting(MAX_TOKENS, "most tokens of the answer", "N")
-    temperature: float = setting(0.0, "of sampling; 0: greedy", "X")
 
 
 @command(__doc__, GenerateSettings)
 def main(settings: GenerateSettings, others: list[str]) -> int:
     overrides, words = split(others)
     config = talking_config(overrides, "an answer")
-    sampling = sampling_of(settings.max_tokens, settings.temperature, config.seed)
     prompt = settings.prompt or words
     if not prompt and not sys.stdin.isatty():
         prompt = sys.stdin.read().strip()
@@ -66,7 +80,7 @@ def main(settings: GenerateSettings, others: list[str]) -> int:
     else:
         ids = Conversation(tokenizer, settings.system).ask(prompt)
     with stop_on_signal(Terminal(quiet=True)) as should_stop:
-        spoken = speaker.answer(ids, sampling, write, should_stop)
+        spoken = speaker.answer(ids, settings.sampling(config.seed), write, should_stop)
     print(flush=True)
     print(f"[{spoken.speed}]", file=sys.stderr)
     return 130 if should_stop() else 0
@@ -92,12 +106,3 @@ def talking_config(overrides: Sequence[str], command: str) -> RunConfig:
     given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     defaults = [f"{key}={value}" for key, value in _DEFAULTS.items() if key not in given]
     return compose_one([*defaults, *overrides], command)
-
-
-def sampling_of(max_tokens: int, temperature: float, seed: int) -> SamplingParams:
-    """How tokens are picked. Raises ConfigError."""
-    if max_tokens < 1:
-        raise ConfigError("max_tokens", max_tokens, "must be at least 1")
-    if not 0 <= temperature <= 100:
-        raise ConfigError("temperature", temperature, "must be a number from 0 (greedy) to 100")
-    return SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlab.config.values import MOST_SECONDS, at_least
+from kvlab.config.values import MOST_SECONDS, all_at_least, at_least
 from kvlab.registry import registry
 
 
@@ -27,5 +27,4 @@ class EngineChoiceConfig:
     def __post_init__(self) -> None:
         registry("engine.kind").check(self.kind)
         at_least("engine.max_in_flight", self.max_in_flight, 1)
-        for name in ("timeout_s", "start_timeout_s", "metrics_s"):
-            at_least(f"engine.{name}", getattr(self, name), 0.001, MOST_SECONDS)
+        all_at_least("engine", self, "timeout_s start_timeout_s metrics_s", 0.001, MOST_SECONDS)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, one_of
+from kvlab.config.values import all_at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -55,9 +55,7 @@ class ExecutorConfig:
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)
         one_of("executor.batching", self.batching, BATCHING)
-        at_least("executor.threads", self.threads, 1)
-        for name in ("tensor_parallel", "attention_data_parallel", "expert_parallel"):
-            at_least(f"executor.{name}", getattr(self, name), 1)
+        all_at_least("executor", self, "threads tensor_parallel attention_data_parallel expert_parallel", 1)
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")
 

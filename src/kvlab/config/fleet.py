@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvlab.config.groups import ReplicaGroup, read_groups
-from kvlab.config.values import MOST, at_least, one_of
+from kvlab.config.values import MOST, all_at_least, at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -59,8 +59,7 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if not 0 < self.gb_s <= MOST:
             raise ConfigError("fleet.link.gb_s", self.gb_s, "must be more than 0: nothing would ever arrive")
-        at_least("fleet.link.setup_us", self.setup_us, 0, MOST)
-        at_least("fleet.link.piece_us", self.piece_us, 0, MOST)
+        all_at_least("fleet.link", self, "setup_us piece_us", 0)
         one_of("fleet.link.pieces", self.pieces, PIECES)
         one_of("fleet.link.send", self.send, SENDS)
 
@@ -90,9 +89,8 @@ class ScaleConfig:
         if self.on == "kv" and self.target_given > 1:
             raise ConfigError(f"{key}.target", self.target, "is a share of the blocks, at most 1, as 0.8")
         at_least(f"{key}.least", self.least, 1)
-        at_least(f"{key}.warm_up_s", self.warm_up_s, 0, MOST)
-        at_least(f"{key}.every_s", self.every_s, 0.01, MOST)
-        at_least(f"{key}.down_s", self.down_s, 0, MOST)
+        at_least(f"{key}.every_s", self.every_s, 0.01)
+        all_at_least(key, self, "warm_up_s down_s", 0)
 
     @property
     def target_given(self) -> float:
@@ -150,8 +148,7 @@ class FleetConfig:
         if self.groups:
             self._take_counts_of_groups()
         at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
-        at_least("fleet.prefill", self.prefill, 0)
-        at_least("fleet.split_tokens", self.split_tokens, 0)
+        all_at_least("fleet", self, "prefill split_tokens events_ms temperature", 0)
         if self.prefill and self.prefill >= self.replicas:
             text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
             raise ConfigError("fleet.prefill", self.prefill, text)
@@ -163,10 +160,8 @@ class FleetConfig:
             raise ConfigError("fleet.link.send", self.link.send, text)
         one_of("fleet.load", self.load, LOADS)
         one_of("fleet.prefixes", self.prefixes, PREFIXES)
-        at_least("fleet.load_s", self.load_s, 0.001, MOST)
-        at_least("fleet.events_ms", self.events_ms, 0, MOST)
+        at_least("fleet.load_s", self.load_s, 0.001)
         at_least("fleet.memory_blocks", self.memory_blocks, 1)
-        at_least("fleet.temperature", self.temperature, 0, MOST)
         for name, share in (("events_lost", self.events_lost), ("store_weight", self.store_weight)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"fleet.{name}", share, "must be in [0, 1]")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from kvlab.config.values import at_least, one_of
+from kvlab.config.values import all_at_least, one_of
 from kvlab.errors import ConfigError
 
 FP8_SCALES = ("dynamic", "static", "block")
@@ -38,12 +38,8 @@ class FrameworkConfig:
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
         one_of("framework.expert_kernels", self.expert_kernels, EXPERT_KERNELS)
-        times = ("step_us", "sequence_us", "token_us", "request_us", "prompt_token_us", "output_token_us")
-        for name in (*times, "prompts_us", "device_token_us"):
-            at_least(f"framework.{name}", getattr(self, name), 0)
-        for name in ("fused_allreduce_mib", "eager_layer_us"):
-            if (value := getattr(self, name)) is not None:
-                at_least(f"framework.{name}", value, 0)
+        all_at_least("framework", self, "step_us prompts_us sequence_us token_us device_token_us eager_layer_us", 0)
+        all_at_least("framework", self, "request_us prompt_token_us output_token_us fused_allreduce_mib", 0)
 
     @property
     def vllm_key(self) -> tuple[int, ...] | None:

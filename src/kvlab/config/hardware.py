@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import at_least, parse_bytes
+from kvlab.config.values import all_at_least, parse_bytes
 from kvlab.errors import ConfigError
 
 
@@ -41,9 +41,8 @@ class HardwareConfig:
         for name in shares:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
-        rates = ("bandwidth_gb_s", "link_gb_s", "host_link_gb_s", "disk_read_gb_s", "disk_write_gb_s")
-        for name in (*rates, "power_watts", "launch_us", "collective_us", "host_link_us", "disk_us"):
-            at_least(f"hardware.{name}", getattr(self, name), 0)
+        all_at_least("hardware", self, "bandwidth_gb_s link_gb_s host_link_gb_s disk_read_gb_s disk_write_gb_s", 0)
+        all_at_least("hardware", self, "power_watts launch_us collective_us host_link_us disk_us", 0)
 
     @property
     def usable_bytes(self) -> int:

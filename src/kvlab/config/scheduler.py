@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvlab.config.values import MOST_SECONDS, at_least, one_of
+from kvlab.config.values import MOST_SECONDS, all_at_least, at_least, one_of
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
 
@@ -36,8 +36,8 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         if self.method is not None:
             registry("scheduler.speculation.method").check(self.method)
-        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
-            at_least(f"scheduler.speculation.{name}", getattr(self, name), 1, MOST_SPECULATED)
+        names = "num_speculative_tokens prompt_lookup_min prompt_lookup_max"
+        all_at_least("scheduler.speculation", self, names, 1, MOST_SPECULATED)
         if self.prompt_lookup_max < self.prompt_lookup_min:
             text = f"is less than scheduler.speculation.prompt_lookup_min={self.prompt_lookup_min}"
             raise ConfigError("scheduler.speculation.prompt_lookup_max", self.prompt_lookup_max, text)
@@ -86,12 +86,9 @@ class SchedulerConfig:
         registry("scheduler.order").check(self.order)
         if self.on_exhaustion is not None:
             one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
-        for name in ("max_batch_size", "max_batched_tokens", "long_prefill_threshold", "max_decode_seqs"):
-            at_least(f"scheduler.{name}", getattr(self, name), 1)
-        at_least("scheduler.chunk_unit", self.chunk_unit, 1)
-        at_least("scheduler.max_waiting_requests", self.max_waiting_requests, 1)
+        all_at_least("scheduler", self, "max_batch_size max_batched_tokens max_decode_seqs max_waiting_requests", 1)
+        all_at_least("scheduler", self, "long_prefill_threshold chunk_unit prefill_wait_tokens", 1)
         at_least("scheduler.prefill_wait_steps", self.prefill_wait_steps, 0)
-        at_least("scheduler.prefill_wait_tokens", self.prefill_wait_tokens, 1)
         at_least("scheduler.conservativeness", self.conservativeness, 0.001)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0, 1000 * MOST_SECONDS)
         at_least("scheduler.aging_s", self.aging_s, 0.001, MOST_SECONDS)

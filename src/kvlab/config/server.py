@@ -36,9 +36,7 @@ class ServerConfig:
     output_len: LengthConfig = field(default_factory=drawn_lengths)  # executor=simulated: tokens of each answer
 
     def __post_init__(self) -> None:
-        at_least("server.port", self.port, 0)
-        if self.port > 65535:
-            raise ConfigError("server.port", self.port, "must be at most 65535")
+        at_least("server.port", self.port, 0, 65535)
         if parse_bytes(self.max_body, key="server.max_body") == 0:
             raise ConfigError("server.max_body", self.max_body, "must be more than 0 bytes")
         if self.api_key == "":

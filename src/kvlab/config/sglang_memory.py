@@ -79,37 +79,25 @@ def static_share(
     if version < _BY_RESERVE:
         share = next(share for least, share in _OLD_SHARES if devices >= least) if mib <= 81_920 else 0.88
         return min(share + 48 * 1_024 * (1 - share) / mib, 1 - 18 * 1_024 / mib) if mib > 96 * 1_024 else share
-    reserve = _reserve(mib, version, tokens, sequences, devices, groups, latent, graphs)
-    return max(_LEAST, round((mib - reserve) / mib, 3))
-
-
-def _reserve(
-    mib: float,
-    version: tuple[int, ...],
-    tokens: int,
-    sequences: int,
-    devices: int,
-    groups: int,
-    latent: bool,
-    graphs: bool,
-) -> float:
-    """MiB that are left for steps, graphs and what libraries keep."""
     if version < _BY_TOKENS:
         bases = ((35, 2.8 + devices / 10), (90, 9.5 + devices / 2), (160, 12 + devices / 2))
         gib = next((base for below, base in bases if mib < 1_024 * below), 32.0)
-        return 1_024 * (gib + (4 if groups > 1 else 0))
-    one = _class(mib, version)
-    graph = one.graph_of_four if devices >= 4 else one.graph
-    if version >= _BOUNDED:
-        graph = min(graph, sequences)
-    reserve = 512 + 1.5 * max(tokens, 2_048) + 128 * devices
-    if graphs or version < _NO_GRAPHS:
-        reserve += 2 * graph
-    if groups > 1:
-        reserve += graph * groups * (4.5 if graph > 300 else 3)
-    if version >= _PROMPT_GRAPHS and (graphs or version < _NO_PROMPT_GRAPHS):
-        reserve += 1_536 if latent else 8 * _prompt_graphs(tokens)
-    return max(reserve, 10 * 1_024) if mib > 60 * 1_024 else reserve
+        reserve = 1_024 * (gib + (4 if groups > 1 else 0))
+    else:
+        one = _class(mib, version)
+        graph = one.graph_of_four if devices >= 4 else one.graph
+        if version >= _BOUNDED:
+            graph = min(graph, sequences)
+        reserve = 512 + 1.5 * max(tokens, 2_048) + 128 * devices
+        if graphs or version < _NO_GRAPHS:
+            reserve += 2 * graph
+        if groups > 1:
+            reserve += graph * groups * (4.5 if graph > 300 else 3)
+        if version >= _PROMPT_GRAPHS and (graphs or version < _NO_PROMPT_GRAPHS):
+            reserve += 1_536 if latent else 8 * _prompt_graphs(tokens)
+        if mib > 60 * 1_024:
+            reserve = max(reserve, 10 * 1_024)
+    return max(_LEAST, round((mib - reserve) / mib, 3))
 
 
 def _prompt_graphs(tokens: int) -> int:

@@ -44,6 +44,12 @@ def at_least(key: str, value: float | None, least: float, most: float = MOST) ->
     raise ConfigError(key, value, f"must be a number, {text}")
 
 
+def all_at_least(section: str, settings: object, names: str, least: float, most: float = MOST) -> None:
+    """The same of several settings of a section, whose names stand in one text."""
+    for name in names.split():
+        at_least(f"{section}.{name}", getattr(settings, name), least, most)
+
+
 def parse_bytes(text: str, *, key: str) -> int:
     """Read a size such as `512MiB`, `1.5 GiB`, `2GB` or a plain number of bytes.
 

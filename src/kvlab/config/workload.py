@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from kvlab.config.values import MOST, MOST_SECONDS, at_least, one_of
+from kvlab.config.values import MOST, MOST_SECONDS, all_at_least, at_least, one_of
 from kvlab.core import MAX_SAMPLES, MAX_TEMPERATURE, MAX_WHOLE
 from kvlab.errors import ConfigError
 from kvlab.registry import registry
@@ -76,17 +76,10 @@ class WorkloadConfig:
         if self.source == "jsonl":
             return
         self._check_trace()
-        at_least("workload.concurrency", self.concurrency, 1)
         at_least("workload.block_tokens", self.block_tokens, 1, MAX_WHOLE)
         at_least("workload.burstiness", self.burstiness, _LEAST_BURSTINESS, MOST)
-        for name, least in (
-            ("num_requests", 1),
-            ("num_groups", 1),
-            ("turns", 1),
-            ("system_len", 0),
-            ("group_len", 0),
-        ):
-            at_least(f"workload.{name}", getattr(self, name), least)
+        all_at_least("workload", self, "concurrency num_requests num_groups turns", 1)
+        all_at_least("workload", self, "system_len group_len", 0)
         if self.pin_prefix and not self.system_len + self.group_len:
             text = "pins what prompts begin with; set workload.system_len or workload.group_len"
             raise ConfigError("workload.pin_prefix", self.pin_prefix, text)

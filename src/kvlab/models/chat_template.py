@@ -4,7 +4,7 @@ Jinja's sandbox, in a process with limits of memory and time.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvlab.confined import Confined, ConfinedError
 from kvlab.core import Message
@@ -12,6 +12,19 @@ from kvlab.errors import TokenizerError, shown
 
 _MOST_TEMPLATE_CHARS = 1 << 20
 _process = Confined("kvlab.models.template_process", memory=512 << 20, seconds=5)
+
+
+class Rendering(NamedTuple):
+    """How messages are written: with `reply` up to where the assistant's answer begins, with `continues` up to the
+    end of the last message's content. The template may name the `variables`, too.
+    """
+
+    reply: bool = True
+    continues: bool = False
+    variables: Mapping[str, Any] | None = None
+
+
+_AS_USUAL = Rendering()
 
 
 class ChatTemplate:
@@ -36,29 +49,20 @@ class ChatTemplate:
         """Its text, and the special tokens that it may name."""
         return {"chat_template": self._text, **self._variables}
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        reply: bool = True,
-        continues: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The messages as one text; with `reply` it ends where the assistant's answer begins, with `continues`
-        behind the last message's content. The template may name the `variables`, too.
-
-        Raises TokenizerError for messages that the template does not take, or whose last it writes otherwise.
+    def render(self, messages: Sequence[Message], how: Rendering = _AS_USUAL) -> str:
+        """The messages as one text. Raises TokenizerError for messages that the template does not take, or whose
+        last it writes otherwise.
         """
         values = [
             {"role": message.role, "content": message.content, **(message.fields or {})} for message in messages
         ]
-        about = {**(variables or {}), "messages": values, "add_generation_prompt": reply}
+        about = {**(how.variables or {}), "messages": values, "add_generation_prompt": how.reply}
         answer = self._ask({"variables": {"tools": None, **self._variables, **about}})
         if "text" not in answer:
             reason = shown(answer["error"])
             raise TokenizerError(f"{self._source}: its chat template does not take the messages: {reason}")
         text = str(answer["text"])
-        if not continues:
+        if not how.continues:
             return text
         last = messages[-1].content.strip()
         start = text.rfind(last)

@@ -27,6 +27,7 @@ class Model(Protocol):
         Returns logits `[len(rows), vocab]`, in float32 where kvlab computes them, for the positions `rows` of the
         batch alone.
         """
+        return self.logits(self.hidden(token_ids, view, rows))
 
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
         """The same, but only the largest logit of each row and its index: the others need not be stored."""
@@ -86,25 +87,18 @@ class Decoder(Model):
         self._stack = ops.stack(self._layers, attention)
 
     @torch.inference_mode()
-    def forward(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        return self.logits(self._last(token_ids, view, rows))
-
-    @torch.inference_mode()
-    def hidden(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
-        return self._last(token_ids, view, rows)
-
-    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._capped(self._lm_head.logits(hidden))
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
-        x = self._last(token_ids, view, rows)
+        x = self.hidden(token_ids, view, rows)
         if self.config.logit_soft_cap is None:
             return self.ops.linear_top1(self._lm_head, x)
-        return self.ops.topk(self._capped(self._lm_head.logits(x)))  # different logits may be equal after the cap
+        return self.ops.topk(self.logits(x))  # different logits may be equal after the cap
 
-    def _last(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
+    @torch.inference_mode()
+    def hidden(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> torch.Tensor:
         """The input of the output layer for `rows`, `[len(rows), hidden]`."""
         check_layout(self.attention, view)
         x = self._embed(token_ids)

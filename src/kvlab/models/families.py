@@ -90,7 +90,7 @@ def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> De
 
 
 def _config_file(where: str) -> Path:
-    """The config.json of a directory or of a hub id."""
+    """The config.json of a directory or of a hub id, which is downloaded once."""
     file = Path(where) / "config.json"
     if os.path.lexists(file):
         return file
@@ -99,17 +99,12 @@ def _config_file(where: str) -> Path:
         if os.path.isdir(where):
             reason = "there is no config.json in this directory"
         raise ConfigError("model.path", where, reason)
-    return _download(where)
-
-
-def _download(repository: str) -> Path:
-    """The config.json of a hub id, downloaded once."""
     try:
-        return hub_file(repository, "config.json")
+        return hub_file(where, "config.json")
     except HubError as error:
         advice = "give a directory that holds config.json, or the id of a hub this machine can reach"
         reason = f"no model configuration there ({error}); {advice}"
-        raise ConfigError("model.path", repository, reason) from error
+        raise ConfigError("model.path", where, reason) from error
 
 
 def _object(key: str, value: Any) -> Mapping[str, Any]:

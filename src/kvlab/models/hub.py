@@ -18,11 +18,6 @@ class HubError(Exception):
         super().__init__(shown((str(cause).strip().splitlines() or [type(cause).__name__])[0]))
 
 
-def _quieten() -> None:
-    """The client says each time that it tries again; why it gave up is said once."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
 def no_address() -> OSError | None:
     """Why the hub's name leads nowhere, after which its client would try again for half a minute; None: it does, or
     whoever passes calls on may know it.
@@ -55,7 +50,8 @@ def hub_file(repository: str, name: str) -> Path:
 
 def _given(get: Callable[..., str]) -> Path:
     """What the client gets; without an address of the hub, what it got before."""
-    _quieten()
+    # It says each time that it tries again; why it gave up is said once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     why = no_address()
     try:
         return Path(get(local_files_only=True) if why else get())

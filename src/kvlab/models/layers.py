@@ -13,17 +13,17 @@ from kvlab.models.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class NormPart(LayerPart):
-    """A norm of a whole row, `[T, hidden]`."""
+    """x = norm(x), of whole rows `[T, hidden]`."""
 
     ops: Ops
     norm: Norm
 
-
-class InputNorm(NormPart):
-    """x = norm(x): the first norm of a decoder, of the embeddings, which the residual stream has already."""
-
     def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
         return residual, self.ops.norm(x, self.norm)
+
+
+class InputNorm(NormPart):
+    """The first norm of a decoder, of the embeddings, which the residual stream has already."""
 
 
 class ResidualNorm(NormPart):
@@ -34,10 +34,7 @@ class ResidualNorm(NormPart):
 
 
 class OutputNorm(NormPart):
-    """x = norm(x): behind attention or MLP, before their output is added to the residual stream."""
-
-    def __call__(self, residual: torch.Tensor, x: torch.Tensor, step: StepContext) -> ResidualAndX:
-        return residual, self.ops.norm(x, self.norm)
+    """The norm behind attention or MLP, before their output is added to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)

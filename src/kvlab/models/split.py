@@ -113,7 +113,7 @@ class SplitDecoder(Decoder):
 
     @torch.inference_mode()
     def forward_top1(self, token_ids: torch.Tensor, view: CacheView, rows: torch.Tensor) -> TopK:
-        x = self._last(token_ids, view, rows)
+        x = self.hidden(token_ids, view, rows)
         if self.config.logit_soft_cap is not None:
             return self.ops.topk(self.logits(x))
         values, indices = self.ops.linear_top1(self._lm_head, x)

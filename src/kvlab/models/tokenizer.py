@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, shown
-from kvlab.models.chat_template import ChatTemplate
+from kvlab.models.chat_template import ChatTemplate, Rendering
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.hub import HubError
@@ -31,6 +31,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # what SentencePiece calls a byte
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2's vocabulary writes as they are
 _OTHER = (byte for byte in range(256) if byte not in _PLAIN)  # the others are characters from 256 on
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHER)}
+_AS_USUAL = Rendering()
 _ADVICE = (
     "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or lend it one, as "
     "model.tokenizer=fetched:smollm2"
@@ -73,21 +74,14 @@ class Tokenizer:
             return bytes([int(byte[1], 16)])
         return bytes(_BYTES[letter] for letter in entry) if entry and _BYTES.keys() >= set(entry) else None
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        reply: bool = True,
-        continues: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], how: Rendering = _AS_USUAL) -> str:
         """Messages as the text that the checkpoint was trained with; see `ChatTemplate.render`. Raises
         TokenizerError.
         """
         if self._template is None:
             advice = "give a text as prompt, or use a checkpoint that was trained to chat"
             raise TokenizerError(f"{self.source} has no chat template, which messages need; {advice}")
-        return self._template().render(messages, reply=reply, continues=continues, variables=variables)
+        return self._template().render(messages, how)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The tokens of a text, or of a part, that `render` made: nothing is added to it."""

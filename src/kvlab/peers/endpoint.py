@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +51,7 @@ class EndpointEngine(RemoteEngine):
         self._has_metrics = self._tells_ids = False
         self._facts: dict[str, str] = {}
         self._slots: int | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._closing = AsyncExitStack()
         try:
             self.clock.run(self._connect(longest, needs_ids), should_stop)
         except BaseException:
@@ -78,14 +78,7 @@ class EndpointEngine(RemoteEngine):
             task.cancel()
 
     async def _shut(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("the engine is not connected")
-        return self._session
+        await self._closing.aclose()
 
     def _series(self) -> EngineSeries:
         if self._watching is not None and not self.clock.loop.is_closed():
@@ -98,13 +91,14 @@ class EndpointEngine(RemoteEngine):
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(self._on_sent)
         key = self._settings.api_key
-        self._session = aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
             read_bufsize=_LONGEST_LINE,
             trace_configs=[trace],
         )
+        self._http = await self._closing.enter_async_context(session)
         self._gate = asyncio.Semaphore(self._settings.max_in_flight or 2**31)
         card = await self._model_card()
         self._model = str(card["id"])

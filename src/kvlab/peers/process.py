@@ -25,6 +25,7 @@ from kvlab.peers.remote import Exchange, RemoteEngine
 _PROGRAMS = Path(__file__).parent / "programs"
 _LOG = "engine.log"  # in the run's directory: what the process prints
 _SHAPES = "shapes"  # beside the engines' environments: configurations of architectures that have no checkpoint
+_LONGEST_LINE = 2**30  # bytes of a message: what a step of any size comes to
 _LAST_S = 5.0  # for a process that was killed to be gone
 _HINTS = {
     signal.SIGILL: ", an instruction that the processor or the system refuses",
@@ -42,16 +43,13 @@ class ProcessEngine(RemoteEngine):
         self._program, self._settings, self._model = program, config.engine, assignment.model
         self._log = assignment.directory / _LOG
         self._python = interpreter(config.engine.python, program)
-        self._rest = b""
         self._heard = self.clock.now()
         self._times: list[float] = []
         self._columns: dict[str, list[float]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self.clock.loop.create_future()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
         try:
             settings = worker_settings(assignment, written) | {"folder": str(environment(_SHAPES))}
-            self._start()
             self.clock.run(self._begin(settings), assignment.should_stop)
             self._told = self._ready.result()
             self._check_version()
@@ -112,51 +110,35 @@ class ProcessEngine(RemoteEngine):
 
     async def _shut(self) -> None:
         """Kill the process and those that it has started."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
-        if process.stdout is not None:
-            self.clock.loop.remove_reader(process.stdout.fileno())
-            process.stdout.close()
-        if self._pipe is None and process.stdin is not None:
-            process.stdin.close()
-        elif self._pipe is not None and not self._pipe.is_closing():  # it is where the process has ended
-            self._pipe.abort()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_S)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _LAST_S)
 
-    def _start(self) -> None:
-        """Raises PeerError where the system refuses."""
+    async def _begin(self, settings: dict[str, Any]) -> None:
+        """Start the process, hand over the settings, and wait until the engine is ready. Raises PeerError."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         command = [self._python, str(_PROGRAMS / "host.py"), str(_PROGRAMS / self._program.file)]
         offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment = without_brief_waiting(os.environ | offline)
         try:
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*command, self._program.kind],
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    self._program.kind,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=environment,
+                    limit=_LONGEST_LINE,
+                    env=without_brief_waiting(os.environ | offline),
                     start_new_session=True,  # Ctrl-C is for the run, which then ends the engine
                 )
         except OSError as error:
-            raise PeerError(
-                f"engine={self._program.name}: {self._python}: {os.strerror(error.errno or 0)}"
-            ) from error
-
-    async def _begin(self, settings: dict[str, Any]) -> None:
-        """Hand over the settings, and wait until the engine is ready. Raises PeerError."""
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise RuntimeError("the process has no pipes")
-        self._pipe, _ = await self.clock.loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
-        os.set_blocking(process.stdout.fileno(), False)
-        self.clock.loop.add_reader(process.stdout.fileno(), self._read, process.stdout.fileno())
-        self._write_line(settings)
+            text = os.strerror(error.errno or 0)
+            raise PeerError(f"engine={self._program.name}: {self._python}: {text}") from error
+        self._reading = asyncio.create_task(self._read(self._process))
+        self._write(settings)
         self._bytes_per_token = settings["kv_bytes_per_token"]
         try:
             await asyncio.wait_for(self._ready, self._settings.start_timeout_s)
@@ -164,31 +146,19 @@ class ProcessEngine(RemoteEngine):
             text = f"was not ready within engine.start_timeout_s={self._settings.start_timeout_s:g} seconds"
             raise self._error(text) from error
 
-    def _write(self, message: list[Any]) -> None:
-        if self._failure is None:
-            self._write_line(message)
+    def _write(self, message: object) -> None:
+        if self._failure is None and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
-    def _write_line(self, message: object) -> None:
-        if self._pipe is None:
-            raise RuntimeError("the process has no pipes")
-        self._pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-
-    def _read(self, descriptor: int) -> None:
-        try:
-            data = os.read(descriptor, 2**20)
-        except BlockingIOError:
-            return
-        if not data:
-            self.clock.loop.remove_reader(descriptor)
-            self._lost(self._error(f"ended ({self._ending()}){self._last_words()}"))
-            return
-        self._heard = self.clock.now()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Take the process's lines, to its end."""
+        while (line := await process.stdout.readline() if process.stdout else b"").endswith(b"\n"):
+            self._heard = self.clock.now()
             try:
                 self._take(json.loads(line))
             except (ValueError, LookupError, TypeError):
-                self._lost(self._error(f"wrote what is no message: {shown(line.decode(errors='replace'))}"))
+                self._lost(self._error(f"wrote what is no message: {shown(line[:-1].decode(errors='replace'))}"))
+        self._lost(self._error(f"ended ({await _ending(process)}){self._last_words()}"))
 
     def _take(self, message: list[Any]) -> None:
         if message and message[0] == "ready":
@@ -247,16 +217,6 @@ class ProcessEngine(RemoteEngine):
     def _error(self, text: str) -> PeerError:
         return PeerError(f"engine={self._program.name}: the engine {text}")
 
-    def _ending(self) -> str:
-        """How the process ended."""
-        code = None
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(_LAST_S)
-        if code is None:
-            return "it closed its output"
-        return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-
     def _last_words(self) -> str:
         with suppress(OSError):
             lines = self._log.read_text(errors="replace").strip().splitlines()
@@ -276,6 +236,15 @@ class ProcessKind(EngineKind):
     @classmethod
     def start(cls, assignment: Assignment) -> ProcessEngine:
         return ProcessEngine(cls.program, assignment)
+
+
+async def _ending(process: asyncio.subprocess.Process) -> str:
+    """How a process ended."""
+    try:
+        code = await asyncio.wait_for(process.wait(), _LAST_S)
+    except TimeoutError:
+        return "it closed its output"
+    return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def _signal_name(number: int) -> str:

@@ -56,8 +56,12 @@ class Answer(ABC):
             self._logprobs[index].append(logprobs)
         self._note(event)
 
-    def chunk(self, event: Event) -> Json:
-        """An event as a chunk of a stream."""
+    def stream_begin(self) -> bytes:
+        """What a stream has before its first token."""
+        return b""
+
+    def stream_event(self, event: Event) -> bytes:
+        """What it has of an event."""
         index = self._index(event)
         choice: Json = {"index": index, **self._delta(index, event)}
         choice["logprobs"] = self._logprobs_of(index, event)
@@ -77,27 +81,14 @@ class Answer(ABC):
             chunk["usage"] = self.usage()
         elif options is not None and options.include_usage:
             chunk["usage"] = None
-        return chunk
-
-    def last_chunk(self) -> Json | None:
-        """The chunk without choices that has the usage, where it was asked for."""
-        options = self._body.stream_options
-        if options is None or not options.include_usage:
-            return None
-        return self._head(self.chunk_kind) | {"choices": [], "usage": self.usage()}
-
-    def stream_begin(self) -> bytes:
-        """What a stream has before its first token."""
-        return b""
-
-    def stream_event(self, event: Event) -> bytes:
-        """What it has of an event."""
-        return server_sent(self.chunk(event))
+        return server_sent(chunk)
 
     def stream_end(self) -> bytes:
-        """What it has behind its last event."""
-        last = self.last_chunk()
-        return (b"" if last is None else server_sent(last)) + _DONE
+        """What it has behind its last event: where the usage was asked for, a chunk without choices that has it."""
+        options = self._body.stream_options
+        if options is None or not options.include_usage:
+            return _DONE
+        return server_sent(self._head(self.chunk_kind) | {"choices": [], "usage": self.usage()}) + _DONE
 
     def stream_error(self, error: ApiError) -> bytes:
         """What it has at its end if it failed."""

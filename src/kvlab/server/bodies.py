@@ -115,6 +115,7 @@ class Rendering(_Strict):
     add_generation_prompt: bool | None = None  # the text ends where the answer begins; without it true
     continue_final_message: bool | None = None  # or behind the last message, which the answer continues
     chat_template_kwargs: dict[str, Any] | None = None  # what else the template may name
+    add_special_tokens: bool | None = None  # with which the checkpoint begins a text
 
 
 class ChatRequest(Generation, Rendering):
@@ -151,7 +152,6 @@ class TokenizeRequest(Rendering):
     prompt: str | None = None
     messages: List[Message] | None = None
     tools: List[dict[str, Any]] | None = None  # that the model is told of with the messages
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 

@@ -18,7 +18,7 @@ from kvlab.engine.plan import EnginePlan
 from kvlab.engine.service import Engine
 from kvlab.engine.step import Executor
 from kvlab.errors import ConfigError
-from kvlab.extras import install_command
+from kvlab.extras import need_events
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.pool import BlockPool
 from kvlab.models.grammars import Grammars
@@ -115,11 +115,9 @@ def _kv_events(core: EngineCore, settings: ServerConfig) -> KVEventPublisher | N
     if not isinstance(pool, BlockPool) or not pool.shares_prefixes:
         text = "tells what the prefix cache holds, and there is none; set kv.backend=paged kv.prefix_sharing=true"
         raise ConfigError("server.kv_events", endpoint, text)
-    try:
-        from kvlab.server.kv_events import KVEventPublisher
-    except ImportError as error:
-        text = f"needs pyzmq and msgspec, of which one is not installed: {install_command('events')}"
-        raise ConfigError("server.kv_events", endpoint, text) from error
+    need_events("server.kv_events", endpoint)
+    from kvlab.server.kv_events import KVEventPublisher
+
     log = ContentLog(has_groups=len(pool.groups) > 1)
     replay, topic = settings.kv_events_replay, settings.kv_events_topic
     events = KVEventPublisher(log, pool.block_size, endpoint, replay, topic)

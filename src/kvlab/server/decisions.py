@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -84,13 +84,7 @@ def _seen(view: Upstream) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedCall:
-    request_id: str
-    session: str
-    prompt_tokens: int
-    output_tokens: int
-
+class _RecordedCall(SimpleNamespace):
     def keys(self, block_size: int, most: int = 0) -> Sequence[Key]:
         raise KvlabError("the keys of prompts are not recorded")
 
@@ -129,6 +123,6 @@ def replay(path: str) -> tuple[str, int, list[int]]:
 
 def _is_repeated(router: Router, row: Mapping[str, Any]) -> bool:
     views = [_RecordedView(**view) for view in row["views"]]
-    call = _RecordedCall(*(row[name] for name in _REQUEST))
+    call = cast(RoutedRequest, _RecordedCall(**{name: row[name] for name in _REQUEST}))
     choice = router.choose(call, cast(list[ReplicaView], views), row["t"])
     return (choice.replica, list(choice.scores)) == (row["choice"], row["scores"])

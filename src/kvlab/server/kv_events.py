@@ -9,7 +9,6 @@ import queue
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable
 from threading import Event, Thread
 from typing import Any
 
@@ -164,11 +163,12 @@ def _is_here(endpoint: str) -> bool:
 def _event(event: ContentEvent, block_size: int) -> BlockStored | BlockRemoved | AllBlocksCleared:
     if isinstance(event, Cleared):
         return AllBlocksCleared()
+    hashes = list(map(block_hash, event.keys))
     if isinstance(event, Removed):
-        return BlockRemoved(_hashes(event.keys), _MEDIUM, group_idx=event.group)
+        return BlockRemoved(hashes, _MEDIUM, group_idx=event.group)
     salted = [None] * (len(event.keys) - 1)
     return BlockStored(
-        _hashes(event.keys),
+        hashes,
         None if event.parent is None else block_hash(event.parent),
         array("q", b"".join(node.tokens for node in event.nodes)).tolist(),
         block_size,
@@ -178,10 +178,6 @@ def _event(event: ContentEvent, block_size: int) -> BlockStored | BlockRemoved |
         extra_keys=None if event.salt is None else [(event.salt,), *salted],
         group_idx=event.group,
     )
-
-
-def _hashes(keys: Iterable[Key]) -> list[int]:
-    return [block_hash(key) for key in keys]
 
 
 def block_hash(key: Key) -> int:

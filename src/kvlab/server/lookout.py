@@ -161,7 +161,7 @@ class Lookout:
             key = "; name its key: api_key='${oc.env:NAME}'" if status in (401, 403) else ""
             raise _Down(f"its /metrics, which fleet.router={router} reads, says {status}{key}")
         lines = kept_lines(page) if status == 200 else b""
-        upstream.block_tokens = block_tokens(lines) or BLOCK_TOKENS
+        upstream.block_size = block_tokens(lines) or BLOCK_TOKENS
         if self._is_polled:
             told = read_series([(0.0, lines)]).columns
             upstream.told = {name: float(told[name][0]) for name in told} | {"sent": sent}
@@ -171,7 +171,7 @@ class Lookout:
         if self.prefixes == "events":
             from kvlab.peers.kv_events import HeardContents
 
-            size = upstream.block_tokens
+            size = upstream.block_size
             upstream.heard = HeardContents(self._settings.events[upstream.index], size)
             upstream.prefixes = HeldPrefixes(upstream.heard, size)
         elif self.prefixes == "memory":

@@ -162,31 +162,29 @@ class ServerMetrics:
 
     def watch_events(self, events: KVEventPublisher) -> None:
         """Report how many batches of KV events were sent, and dropped."""
-
-        def families() -> Iterable[Metric]:
-            counts = {"kv_events_published": events.published, "kv_events_dropped": events.dropped}
-            for name, count in counts.items():
-                family = CounterMetricFamily(f"kvlab:{name}", "Batches of KV events.", labels=_LABELS)
-                family.add_metric([self._model, ENGINE], count)
-                yield family
-
-        self._registry.register(_Families(families))
+        text = "Batches of KV events."
+        self._watch_count("kv_events_published", text, lambda: events.published)
+        self._watch_count("kv_events_dropped", text, lambda: events.dropped)
 
     def watch_pace(self, clock: PacedClock) -> None:
         """Report how long a simulated device computed, and by how much this machine was slower; say so in the log
         once, where that is more than `_LATE_SHARE`.
         """
         self._pace = clock
-        self._registry.register(_Families(self._pace_families))
+        text = "Seconds that the simulated device computed."
+        self._watch_count("simulated_seconds", text, lambda: clock.simulated_s)
+        text = "Seconds by which steps began late, since this machine did not keep up."
+        self._watch_count("late_seconds", text, lambda: clock.late_s)
 
-    def _pace_families(self) -> Iterable[Metric]:
-        names = {"simulated_s": "Seconds that the simulated device computed.",
-                 "late_s": "Seconds by which steps began late, since this machine did not keep up."}  # fmt: skip
-        for field, text in names.items():
-            name = f"kvlab:{field.removesuffix('_s')}_seconds"
-            family = CounterMetricFamily(name, text, labels=_LABELS)
-            family.add_metric([self._model, ENGINE], max(0.0, getattr(self._pace, field)))
+    def _watch_count(self, name: str, text: str, count: Callable[[], float]) -> None:
+        """Report what is counted elsewhere."""
+
+        def families() -> Iterable[Metric]:
+            family = CounterMetricFamily(f"kvlab:{name}", text, labels=_LABELS)
+            family.add_metric([self._model, ENGINE], max(0.0, count()))
             yield family
+
+        self._registry.register(_Families(families))
 
     def _check_pace(self, clock: PacedClock) -> None:
         if clock.late_share > _LATE_SHARE and clock.simulated_s + clock.late_s > _JUDGED_S * clock.factor:

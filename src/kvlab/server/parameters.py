@@ -9,6 +9,7 @@ from typing import Any
 from kvlab.core import Message, Request, SamplingParams, limits
 from kvlab.core.request import PICKING
 from kvlab.errors import shown
+from kvlab.models.chat_template import Rendering
 from kvlab.server import bodies
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.model import ServedModel
@@ -56,14 +57,7 @@ def chat_request(body: bodies.ChatRequest, name: str, model: ServedModel) -> Req
         _check_logprobs(model, "logprobs" if body.top_logprobs is None else "top_logprobs")
     tools = Tools.of(body)
     given = list(body.tools or ()) if tools is not None and tools.choice != "none" else []
-    prompt, rendering = _spoken(body, body.messages, given, model)
-    ids = model.encode(
-        prompt,
-        "messages",
-        bounded=not body.truncate_prompt_tokens,
-        special=body.add_special_tokens or False,
-        rendering=rendering,
-    )
+    ids = _ids_of_messages(body, body.messages, given, model, bounded=not body.truncate_prompt_tokens)
     ids = _truncated(ids, body, model)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     room = model.max_tokens - len(ids)
@@ -80,27 +74,29 @@ def chat_request(body: bodies.ChatRequest, name: str, model: ServedModel) -> Req
     return _request(body, name, ids, sampling)
 
 
-def _spoken(
-    body: bodies.Rendering, messages: list[bodies.Message], tools: list[dict[str, Any]], model: ServedModel
-) -> tuple[list[Message], dict[str, Any]]:
-    """A conversation with the tools that its model is told of, and how the chat template is to write it. Raises
-    ApiError.
+def _ids_of_messages(
+    body: bodies.Rendering,
+    messages: list[bodies.Message],
+    tools: list[dict[str, Any]],
+    model: ServedModel,
+    *,
+    bounded: bool,
+) -> tuple[int, ...]:
+    """The ids of a conversation with the tools that its model is told of, as the chat template is to write it; see
+    `ServedModel.encode`. Raises ApiError.
     """
-    turns, rendering = conversation(messages), rendering_of(body)
-    if "tools" not in model.template:
-        return told(turns, tools), rendering
-    rendering["variables"] = {**(rendering["variables"] or {}), **({"tools": tools} if tools else {})}
-    return turns, rendering
-
-
-def rendering_of(body: bodies.Rendering) -> dict[str, Any]:
-    """How the chat template is to write the messages. Raises ApiError."""
+    turns, variables = conversation(messages), body.chat_template_kwargs or {}
     if body.continue_final_message and body.add_generation_prompt:
         text = "continue_final_message=true: the answer continues the last message; leave out add_generation_prompt"
         raise ApiError(400, text, "continue_final_message")
-    reply = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    continues = bool(body.continue_final_message)
-    return {"reply": reply, "continues": continues, "variables": body.chat_template_kwargs}
+    if "tools" not in model.template:
+        turns = told(turns, tools)
+    elif tools:
+        variables = {**variables, "tools": tools}
+    continues, reply = bool(body.continue_final_message), body.add_generation_prompt
+    rendering = Rendering(not continues if reply is None else reply, continues, variables)
+    special = body.add_special_tokens or False
+    return model.encode(turns, "messages", bounded=bounded, special=special, rendering=rendering)
 
 
 def _ids_of(prompt: str | list[int], body: bodies.CompletionRequest, model: ServedModel) -> tuple[int, ...]:
@@ -124,9 +120,7 @@ def _truncated(ids: tuple[int, ...], body: bodies.Generation, model: ServedModel
 def tokens_answer(body: bodies.TokenizeRequest, model: ServedModel) -> bytes:
     """The JSON of /tokenize. Raises ApiError."""
     if body.prompt is None:
-        prompt, rendering = _spoken(body, body.messages or [], list(body.tools or ()), model)
-        special = body.add_special_tokens or False
-        ids = model.encode(prompt, "messages", bounded=False, special=special, rendering=rendering)
+        ids = _ids_of_messages(body, body.messages or [], list(body.tools or ()), model, bounded=False)
     else:
         ids = model.encode(body.prompt, "prompt", bounded=False, special=body.add_special_tokens)
     # In parts: json keeps all other threads from running while it writes one.

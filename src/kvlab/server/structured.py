@@ -75,20 +75,17 @@ def _response_format(value: dict[str, Any], model: ServedModel) -> Grammar | Non
 def _structured_outputs(asked: StructuredOutputs, model: ServedModel) -> Grammar:
     """As vLLM has it: one of its kinds, and the white space of JSON."""
     field, grammars = "structured_outputs", compiler(model, "structured_outputs")
-    makes: dict[str, Callable[[], Grammar]] = {}
-    if (schema := asked.json_) is not None:
-        makes["json"] = lambda: grammars.json_schema(schema, asked.whitespace_pattern)
-    if (regex := asked.regex) is not None:
-        makes["regex"] = lambda: grammars.regex(regex)
-    if (choice := asked.choice) is not None:
-        makes["choice"] = lambda: grammars.choice(choice)
-    if (grammar := asked.grammar) is not None:
-        makes["grammar"] = lambda: grammars.lark(grammar)
-    if asked.json_object:
-        makes["json_object"] = grammars.json_object
-    names = [*makes, *(shown(name) for name, value in (asked.model_extra or {}).items() if value)]
-    if len(names) != 1 or not makes:
-        text = "needed: one of json, regex, choice, grammar, json_object"
+    kinds: dict[str, tuple[Any, Callable[[Any], Grammar]]] = {
+        "json": (asked.json_, lambda schema: grammars.json_schema(schema, asked.whitespace_pattern)),
+        "regex": (asked.regex, grammars.regex),
+        "choice": (asked.choice, grammars.choice),
+        "grammar": (asked.grammar, grammars.lark),
+        "json_object": (asked.json_object or None, lambda _: grammars.json_object()),
+    }
+    known = [kind for kind, (value, _) in kinds.items() if value is not None]
+    names = [*known, *(shown(name) for name, value in (asked.model_extra or {}).items() if value)]
+    if len(names) != 1 or not known:
+        text = f"needed: one of {', '.join(kinds)}"
         raise ApiError(400, f"{field} has {', '.join(names) or 'nothing'}; {text}", field)
-    [(kind, make)] = makes.items()
-    return made(f"{field}.{kind}", make)
+    value, make = kinds[known[0]]
+    return made(f"{field}.{known[0]}", lambda: make(value))

@@ -97,15 +97,10 @@ class LlamaReader(ToolReader):
         held, self._held = self._held, ""
         rest, calls = held.strip().removeprefix(self._TAG).strip(), list[ToolCall]()
         while rest:
-            try:
-                value, end = json.JSONDecoder().raw_decode(rest)
-            except (ValueError, RecursionError):
+            if (first := _first_call(rest)) is None:
                 return held, []
-            call = _call_of(value)
-            if call is None:
-                return held, []
-            calls.append(call)
-            rest = rest[end:].lstrip().removeprefix(";").lstrip()
+            calls.append(first[0])
+            rest = first[1].lstrip().removeprefix(";").lstrip()
         return "" if calls else held, calls
 
 
@@ -121,15 +116,11 @@ class ListReader(ToolReader):
         self._held += text
         calls = list[ToolCall]()
         while "}" in text:
-            rest = self._held.lstrip().removeprefix("[" if not self._has_called else ",").lstrip()
-            try:
-                value, end = json.JSONDecoder().raw_decode(rest)
-            except (ValueError, RecursionError):
+            first = _first_call(self._held.lstrip().removeprefix("," if self._has_called else "[").lstrip())
+            if first is None:
                 break
-            if (call := _call_of(value)) is None:
-                break
-            calls.append(call)
-            self._held, self._has_called = rest[end:], True
+            calls.append(first[0])
+            self._held, self._has_called = first[1], True
         return "", calls
 
     def close(self) -> Read:
@@ -142,6 +133,16 @@ def _as_call(text: str) -> ToolCall | None:
         return _call_of(json.loads(text))
     except (ValueError, RecursionError):
         return None
+
+
+def _first_call(text: str) -> tuple[ToolCall, str] | None:
+    """The call that a text begins with, and what is behind it; None: it begins with none."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    call = _call_of(value)
+    return None if call is None else (call, text[end:])
 
 
 def _call_of(value: Any) -> ToolCall | None:

@@ -1,7 +1,7 @@
 """A server behind the proxy: what is known of it, and what it was sent."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,15 +38,17 @@ class Upstream(ReplicaView):
     had been `sent` then; without polling nothing is.
     """
 
+    index: int = 0
+    block_size: int = BLOCK_TOKENS
+
     def __init__(self, index: int, url: str) -> None:
-        self._index, self.url = index, url
+        self.index, self.url = index, url
         self.reason = "not asked yet"  # why it is left out; "": it is up
         self.models: Sequence[tuple[str, Any]] | None = None  # with the longest sequences; None: it does not tell
         self.draining = False
         self.prefixes = PrefixView()
         self.heard: HeardContents | None = None  # what tells these, if KV events do
         self.told: Mapping[str, float] = {}
-        self.block_tokens = BLOCK_TOKENS
         self.sent = self.retried = self.broken = 0  # requests: broken after their first byte
         self._open: dict[int, Sent] = {}
         self._asked: tuple[RoutedRequest | None, int] = (None, 0)
@@ -61,13 +63,18 @@ class Upstream(ReplicaView):
             self.heard.forget()
 
     @property
+    def up(self) -> bool:
+        """Whether it answers as it should."""
+        return not self.reason
+
+    @property
     def takes(self) -> bool:
         """Whether it gets requests."""
-        return not self.reason and not self.draining
+        return self.up and not self.draining
 
     def about(self) -> dict[str, Any]:
         """What is said of it at /health."""
-        found = {"url": self.url, "up": not self.reason, "draining": self.draining, "in_flight": self.in_flight}
+        found = {"url": self.url, "up": self.up, "draining": self.draining, "in_flight": self.in_flight}
         why = {"reason": self.reason, "events": self.heard.error if self.heard is not None else ""}
         return found | {name: text for name, text in why.items() if text}
 
@@ -76,7 +83,7 @@ class Upstream(ReplicaView):
         """A request is there while the block lasts; None: one that has no prompt."""
         tokens = call.prompt_tokens if call else 0
         cached = self.cached_tokens(call) if call else 0
-        sent = self._open[self.sent] = Sent(max(tokens - cached, 0), -(-tokens // self.block_tokens))
+        sent = self._open[self.sent] = Sent(max(tokens - cached, 0), -(-tokens // self.block_size))
         number, self.sent = self.sent, self.sent + 1
         if call is not None:
             self.prefixes.sent(call)
@@ -92,10 +99,6 @@ class Upstream(ReplicaView):
             if sent.waits is not None:
                 sent.waits.reschedule(now)
                 sent.waits = None
-
-    @property
-    def index(self) -> int:
-        return self._index
 
     @property
     def in_flight(self) -> int:
@@ -130,10 +133,6 @@ class Upstream(ReplicaView):
         return sum(each.blocks for each in self._open.values())
 
     @property
-    def block_size(self) -> int:
-        return self.block_tokens
-
-    @property
     def remembered(self) -> int:
         return self.prefixes.remembered
 
@@ -152,21 +151,16 @@ class Upstream(ReplicaView):
 
 def families(upstreams: Sequence[Upstream]) -> Iterator[Metric]:
     """The proxy's metrics, of each server."""
-    rows: list[tuple[str, str, type[GaugeMetricFamily | CounterMetricFamily], Callable[[Upstream], float]]] = [
-        ("up", "1: it gets requests, unless it is draining.", GaugeMetricFamily, lambda server: not server.reason),
-        ("draining", "1: it gets no new requests.", GaugeMetricFamily, lambda server: server.draining),
-        ("in_flight", "Requests there that have not ended.", GaugeMetricFamily, lambda server: server.in_flight),
-        ("requests", "Requests that were sent there.", CounterMetricFamily, lambda server: server.sent),
-        (
-            "retries",
-            "Of them, those of which no byte came back.",
-            CounterMetricFamily,
-            lambda server: server.retried,
-        ),
-        ("broken", "Of them, those that broke off behind that.", CounterMetricFamily, lambda server: server.broken),
-    ]
-    for name, text, kind, value in rows:
-        family = kind(f"kvlab:route_{name}", text, labels=["upstream"])
+    rows = (
+        ("up", "up", "1: it gets requests, unless it is draining.", GaugeMetricFamily),
+        ("draining", "draining", "1: it gets no new requests.", GaugeMetricFamily),
+        ("in_flight", "in_flight", "Requests there that have not ended.", GaugeMetricFamily),
+        ("requests", "sent", "Requests that were sent there.", CounterMetricFamily),
+        ("retries", "retried", "Of them, those of which no byte came back.", CounterMetricFamily),
+        ("broken", "broken", "Of them, those that broke off behind that.", CounterMetricFamily),
+    )
+    for name, attribute, text, kind in rows:
+        family: GaugeMetricFamily | CounterMetricFamily = kind(f"kvlab:route_{name}", text, labels=["upstream"])
         for each in upstreams:
-            family.add_metric([each.url], float(value(each)))
+            family.add_metric([each.url], float(getattr(each, attribute)))
         yield family

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.config import ModelConfig
 from kvlab.core import Message
 from kvlab.errors import KvlabError
+from kvlab.models.chat_template import Rendering
 from kvlab.models.tokenizer import load_tokenizer
 
 _HASH_BYTES = 8
@@ -87,7 +88,7 @@ def text_encoder(tokenizer: str | None) -> Encode | None:
         try:
             said, tools = prompt["messages"], {name: prompt[name] for name in ("tools",) if name in prompt}
             messages = [Message(str(message["role"]), _text(message.get("content")), message) for message in said]
-            return loaded.encode_rendered(loaded.render(messages, variables=tools))
+            return loaded.encode_rendered(loaded.render(messages, Rendering(variables=tools)))
         except (KvlabError, AttributeError, KeyError, TypeError):  # no template, or none that takes these
             return loaded.encode(as_text(prompt))
 

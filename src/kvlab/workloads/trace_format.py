@@ -130,7 +130,7 @@ def write_trace(path: Path, header: Header, requests: Iterable[TracedRequest]) -
             from kvlab.workloads.trace_parquet import write_rows  # this late: few have such traces
 
             rows = (dict(zip(_FIELDS, _values(request), strict=True)) for request in requests)
-            return write_rows(partial, header_line(header), rows)
+            return write_rows(partial, header_line(header), fields(TracedRequest), rows)
         with gzip.open(partial, "wt", 5) if is_packed else partial.open("w", encoding="utf-8") as file:
             file.write(header_line(header) + "\n")
             for request in requests:

@@ -3,6 +3,7 @@ tables of others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field
 from datetime import date
 from decimal import Decimal
 from itertools import islice
@@ -16,36 +17,26 @@ from kvlab.errors import WorkloadError, shown
 
 _KEY = b"kvlab_trace"
 _ROWS = 8192  # of a group, which is what is in memory at once
-_SCHEMA = pa.schema(
-    {
-        "prompt_tokens": pa.int64(),
-        "arrival_s": pa.float64(),
-        "output_tokens": pa.int64(),
-        "hashes": pa.list_(pa.uint64()),
-        "finish_reason": pa.string(),
-        "session": pa.string(),
-        "max_tokens": pa.int64(),
-        "temperature": pa.float64(),
-        "cached_tokens": pa.int64(),
-        "queue_ms": pa.float64(),
-        "ttft_ms": pa.float64(),
-        "e2el_ms": pa.float64(),
-        "itl_ms": pa.list_(pa.float64()),
-        "prompt": pa.string(),
-        "output": pa.string(),
-    }
-)
+_TYPES: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+    str | None: pa.string(),
+    Sequence[int] | None: pa.list_(pa.uint64()),
+    Sequence[float] | None: pa.list_(pa.float64()),
+}
 
 
-def write_rows(path: Path, header: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write requests, by the names of their fields; how many. Raises OSError, and WorkloadError for a
-    value of another type.
+def write_rows(path: Path, header: str, columns: Iterable[Field[Any]], rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write requests, by the names of their fields, the `columns`; how many. Raises OSError, and WorkloadError for
+    a value of another type.
     """
     count, left = 0, iter(rows)
+    schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns])
     try:
-        with pq.ParquetWriter(path, _SCHEMA.with_metadata({_KEY: header.encode()}), compression="zstd") as file:
+        with pq.ParquetWriter(path, schema.with_metadata({_KEY: header.encode()}), compression="zstd") as file:
             while group := [dict(row) for row in islice(left, _ROWS)]:
-                file.write_table(pa.Table.from_pylist(group, _SCHEMA))
+                file.write_table(pa.Table.from_pylist(group, schema))
                 count += len(group)
     except pa.ArrowException as error:
         raise WorkloadError(f"{shown(str(path))}: cannot be written as Parquet: {error}") from error

@@ -39,6 +39,11 @@ class Columns(NamedTuple):
     output: str
     time: str | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """Those that a file of the format has."""
+        return [name for name in (self.time, self.prompt, self.output) if name]
+
 
 CSV_FORMATS = {
     "azure": Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP"),
@@ -163,20 +168,17 @@ def csv_rows(
 
 def _checked_header(place: Place, names: list[str], source: str) -> list[str]:
     """The names of the columns. Raises WorkloadError if one is missing, with the source that reads such a file."""
-    columns = CSV_FORMATS[source]
-    wanted = [name for name in (columns.time, columns.prompt, columns.output) if name]
+    wanted = CSV_FORMATS[source].names
     if set(wanted) <= set(names):
         return names
-    hint = _reader(",".join(names))
-    wants = f"workload={source} expects the columns {', '.join(wanted)}{hint}"
+    wants = f"workload={source} expects the columns {', '.join(wanted)}{_reader(','.join(names))}"
     raise place.error(f"{shown(','.join(names), repr)}; {wants}")
 
 
 def _wanted(source: str) -> str:
     """What a line of a format has to be."""
     if source in CSV_FORMATS:
-        columns = CSV_FORMATS[source]
-        names = ", ".join(name for name in (columns.time, columns.prompt, columns.output) if name)
+        names = ", ".join(CSV_FORMATS[source].names)
         return f"expected the columns {names}, separated by commas, as workload={source} reads"
     return f"expected a JSON object with {', '.join(_JSON_FIELDS)}, as workload={source} reads"
 
@@ -184,8 +186,7 @@ def _wanted(source: str) -> str:
 def _reader(line: str) -> str:
     """Which other source reads a file with such a first line, as the end of a sentence."""
     names = {name.strip() for name in line.split(",")}
-    fitting = [name for name, others in CSV_FORMATS.items() if {*filter(None, others)} <= names]
-    if fitting:
+    if fitting := [name for name, columns in CSV_FORMATS.items() if {*columns.names} <= names]:
         return f"; workload={fitting[0]} reads this one"
     return "; workload=mooncake and workload=timed_trace read JSON lines" if line.startswith("{") else ""
 
