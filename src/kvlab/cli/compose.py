@@ -81,9 +81,13 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     if "hydra" not in composed:
         return composed
     run = deepcopy(composed)
+    _drop_hydra(run)
+    return run
+
+
+def _drop_hydra(run: DictConfig) -> None:
     with read_write(run), open_dict(run):
         run.pop("hydra")
-    return run
 
 
 def composition(composed: DictConfig, choices: dict[str, str]) -> Composition:
@@ -136,7 +140,9 @@ def compose_run(overrides: Sequence[str]) -> Composition:
     with explained(overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = compose("run", written_out(overrides), return_hydra_config=True)
-        return composition(composed, group_choices(composed.hydra.runtime.choices))
+        choices = group_choices(composed.hydra.runtime.choices)
+        _drop_hydra(composed)
+        return composition(composed, choices)
 
 
 def compose_one(overrides: Sequence[str], command: str, *, fleets: str = "none") -> RunConfig:
