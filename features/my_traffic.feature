@@ -69,6 +69,17 @@ Feature: Traffic of one's own
       Then the message says "run it: kvlab run workload=recorded workload.path=long.trace.jsonl model.max_seq_len=2100"
 
     @R27.1
+    Scenario Outline: It has room for outputs that are drawn, <that>
+      Given a file "log.csv" with "<columns>" and <rows>
+      When I import "log.csv"
+      Then the message says "model.max_seq_len=<context>"
+
+      Examples:
+        | that                         | columns                       | rows              | context |
+        | the longest that there are   | time,prompt_tokens            | 0,2000; 1,1800    | 6096    |
+        | no longer than was asked for | time,prompt_tokens,max_tokens | 0,2000,90; 1,20,9 | 2090    |
+
+    @R27.1
     Scenario Outline: What was imported to <trace> is served as the file itself is
       Given a file "moon.jsonl" of Mooncake's trace
       When I import "moon.jsonl" with "to=<trace>"

@@ -8,11 +8,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import yaml
+
 from kvlab.config import ModelConfig
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
 from kvlab.lab.settings import as_word, run_command
+from kvlab.paths import CONF
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
 from kvlab.workloads.lines import read_head
@@ -65,10 +68,11 @@ class _Counts:
     """What requests say, over all of them."""
 
     drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out
+    drawn: int = 0  # tokens of the longest output that a run draws where none is known
     requests: int = 0
     prompt: int = 0
     output: int = 0
-    longest: int = 0  # tokens of a request, prompt and output as far as it is known
+    longest: int = 0  # tokens of a request, prompt and output, drawn ones at their longest
     timed: int = 0
     answered: int = 0
     dropped: int = 0
@@ -117,7 +121,10 @@ class _Counts:
             self.requests += 1
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
-            self.longest = max(self.longest, request.prompt_tokens + (request.output_tokens or 0))
+            output = request.output_tokens
+            if output is None:
+                output = min(self.drawn, request.max_tokens or self.drawn)
+            self.longest = max(self.longest, request.prompt_tokens + output)
             self.answered += request.output_tokens is not None
             yield request
 
@@ -170,7 +177,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
     file, hasher = importer.options.path, importer.options.hasher
     file_id = _file_id(file)
-    path, counts = _target(file, settings, file_id), _Counts(settings.drop)
+    path, counts = _target(file, settings, file_id), _Counts(settings.drop, _longest_drawn())
     requests = counts.asking(importer)
     if settings.sort or not importer.in_order:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
@@ -219,6 +226,12 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
     return tuple(said)
 
 
+def _longest_drawn() -> int:
+    """Tokens of the longest output that `workload=recorded` draws where none is known."""
+    config = yaml.safe_load((CONF / "workload" / "recorded.yaml").read_text(encoding="utf-8"))
+    return int(config["output_len"]["max"])
+
+
 def _file_id(file: str) -> str:
     return blake2b(bytes(Path(file).resolve()), digest_size=4).hexdigest()
 
@@ -250,7 +263,7 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
-    path, counts = _target(file, settings, header.file_id), _Counts()
+    path, counts = _target(file, settings, header.file_id), _Counts(drawn=_longest_drawn())
     requests = (request for _, request in read_trace(file, text=True))
     write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
