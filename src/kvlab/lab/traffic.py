@@ -67,7 +67,7 @@ class Imported:
 class _Counts:
     """What requests say, over all of them."""
 
-    drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out
+    drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out; the importer does `prompts`
     drawn: int = 0  # tokens of the longest output that a run draws where none is known
     requests: int = 0
     prompt: int = 0
@@ -90,7 +90,7 @@ class _Counts:
             where = f"request {number}" if place is None else f"in {place.part} {place.line}"
             if request.prompt_tokens and request.output_tokens != 0:
                 lacks = {"times": request.arrival_s is None, "outputs": request.output_tokens is None}
-                if any(lacks[name] for name in self.drop):
+                if any(is_lacking and name in self.drop for name, is_lacking in lacks.items()):
                     self.dropped += 1
                     continue
                 if request.arrival_s is None:
@@ -170,7 +170,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     one_of("format", chosen or "table", IMPORTERS.names())
     kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
-    importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
+    encode = text_encoder(settings.tokenizer)
+    importer = kind(ImportOptions(file, hasher, encode, columns, settings.unit, settings.drop))
     return _import(importer, settings)
 
 
@@ -183,6 +184,7 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     first = next(requests, None)
     if first is None:
+        counts.dropped += importer.dropped
         why = f"; {counts.left_out}" if counts.nothing else ""
         why += f"; {counts.dropped:,} were left out by drop={','.join(settings.drop)}" if counts.dropped else ""
         raise WorkloadError(f"{shown(file)}: holds no request{why}")
@@ -192,6 +194,7 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     header = Header(importer.block_tokens, key_id, settings.tokenizer, source, names, file_id=file_id)
     write_trace(path, header, counted)
+    counts.dropped += importer.dropped
     said = _limits(names, counts, importer)
     return Imported(path, importer.what, counts.text, said, _command(path, names, counts))
 
