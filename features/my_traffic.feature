@@ -69,6 +69,17 @@ Feature: Traffic of one's own
       Then the message says "run it: kvlab run workload=recorded workload.path=long.trace.jsonl model.max_seq_len=2100"
 
     @R27.1
+    Scenario Outline: It has room for outputs that are drawn, <that>
+      Given a file "log.csv" with "<columns>" and <rows>
+      When I import "log.csv"
+      Then the message says "model.max_seq_len=<context>"
+
+      Examples:
+        | that                         | columns                       | rows              | context |
+        | the longest that there are   | time,prompt_tokens            | 0,2000; 1,1800    | 6096    |
+        | no longer than was asked for | time,prompt_tokens,max_tokens | 0,2000,90; 1,20,9 | 2090    |
+
+    @R27.1
     Scenario Outline: What was imported to <trace> is served as the file itself is
       Given a file "moon.jsonl" of Mooncake's trace
       When I import "moon.jsonl" with "to=<trace>"
@@ -205,6 +216,14 @@ Feature: Traffic of one's own
       And the message says "2 requests, 16 prompt tokens, 9 output tokens, in 2 s"
       And the message says "left out by drop=outputs,times: 2 of 4 requests, so that this load is lighter than it was"
 
+    @R27.14
+    Scenario: Requests that have no number of prompt tokens, as those that failed, are left out
+      Given a file "own.csv" with "time,prompt_tokens,output_tokens" and 1,,; 2,7,5; 3,,4; 4,8,
+      When I import "own.csv" with "drop=[prompts,outputs]"
+      Then the command succeeds
+      And the message says "1 requests, 7 prompt tokens, 5 output tokens"
+      And the message says "left out by drop=prompts,outputs: 3 of 4 requests, so that this load is lighter than it was"
+
     @R27.2
     Scenario Outline: <what> is refused
       Given a file "own.csv" with "<names>" and <rows>
@@ -224,6 +243,7 @@ Feature: Traffic of one's own
         | Times that go backwards    | time,prompt_tokens | 2,7; 1,7         | sort=false | request 2 arrives 1 s before the one before it; sort=true sorts them |
         | A row that is cut off      | time,prompt_tokens | 1,7; 2           | sort=false | line 3: 1 columns; expected 2 as in the first line |
         | A length that is none      | time,prompt_tokens | 1,-7             | sort=false | own.csv, line 2, column prompt_tokens: '-7'; expected a whole number of tokens, from 0 |
+        | A prompt without a length  | time,prompt_tokens | 1,7; 2,          | sort=false | line 3, column prompt_tokens: is empty; expected a number of tokens; drop=prompts leaves out the requests without |
         | A length that may be two   | time,prompt_tokens | 1,"1,83"         | sort=false | line 2, column prompt_tokens: '1,83'; expected a whole number of tokens, from 0 |
         | A column that is there twice | time,prompt_tokens,prompt_tokens | 1,2,3 | sort=false | column prompt_tokens: is there twice; rename one of them |
         | A time that never comes    | time,prompt_tokens | 1,7; inf,7       | sort=false | line 3, column time: 'inf'; expected a number, or a date and time such as |
@@ -231,7 +251,7 @@ Feature: Traffic of one's own
         | A cell without an end      | time,prompt_tokens | 1,"7; 2,8        | sort=false | line 2: a cell in quotes does not end; expected a line of a CSV file |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none; drop=times leaves those without out |
-        | A setting that drops nothing | time,prompt_tokens | 1,7            | drop=[prompts] | drop=prompts: unknown; known: times, outputs |
+        | A setting that drops nothing | time,prompt_tokens | 1,7            | drop=[words] | drop=words: unknown; known: times, outputs, prompts |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | A setting with a slip      | time,prompt_tokens | 1,7              | columns.arival=time | columns.arival=time: unknown; did you mean columns.arrival? |
         | An unknown unit            | time,prompt_tokens | 1,7              | unit=h   | unit=h: unknown; known: s, ms, us, ns |

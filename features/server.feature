@@ -236,6 +236,12 @@ Feature: OpenAI's protocol over HTTP
       Then the bytes of its only token are [240, 159]
 
     @R18.1
+    Scenario: The token that ends a chat has no text, and no bytes
+      When it chats {"messages": [{"role": "user", "content": "What is 1+1?"}], "max_tokens": 40, "temperature": 0, "logprobs": true}
+      Then the answer ended by "stop"
+      And the bytes join to the text
+
+    @R18.1
     Scenario: A greedy token is the likeliest of its alternatives
       When it completes {"prompt": "One, two, three,", "max_tokens": 4, "logprobs": 5}
       Then each token's log-probability is the highest of its alternatives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -190,6 +191,15 @@ class TestInjectedFaults:
                 assert "InjectedFault" in (sequence.error or "")
             else:
                 assert sequence.output_token_ids == expected
+
+    def test_a_poisoned_request_fails_within_the_output_that_it_has(self) -> None:
+        """Not in one of the tokens that a recorded client asked for at most, of which few are produced."""
+        engine = table_engine(table_pool(400), faults=FaultsConfig(kind="sequence", rate=1.0))
+        sequences = [
+            engine.add_request(replace(asked(number, max_tokens=1000), output_tokens=3)) for number in range(20)
+        ]
+        drain(engine)
+        assert {sequence.finish_reason for sequence in sequences} == {FinishReason.FAILED}
 
     def test_the_same_seed_gives_the_same_faults(self) -> None:
         runs = []

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kvlab.core import FinishReason, Request, SamplingParams, StepRecord
-from kvlab.engine.clock import LogicalClock
+from kvlab.engine import clock as clocks
+from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.lab.results.log import RunLog
 from kvlab.lab.run.drive import drive
+from tests.lab.test_any_engine import SlotEngine
 from tests.support.engines import assert_empty, make_engine
 from tests.support.executors import RecordingExecutor
 from tests.support.model import expected_tokens, prompt_for
@@ -137,3 +141,30 @@ class TestClosedLoop:
         log = drive(engine, [turn(name, 5, 3) for name in "abcdef"], concurrency=3)
         assert len(log.refused) + len(log.records) == 6
         assert log.records
+
+
+def test_a_step_begins_when_it_was_looked_for_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the record tells which steps a request was too late for; each look at the clock takes a second."""
+    ticks = itertools.count()
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=abs))
+
+    class Late(SlotEngine):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.clock = WallClock()  # type: ignore[assignment]
+            self.begun: list[tuple[float, int]] = []
+
+        def step(self) -> StepRecord | None:
+            self.begun.append((self.clock.now(), len(self.entries)))
+            if len(self.begun) >= 30:
+                for entry in list(self.entries):
+                    self.end(entry, FinishReason.LENGTH)
+            return None
+
+        def next_wakeup(self) -> float | None:
+            return 0.0  # there is always something to do
+
+    engine = Late()
+    drive(engine, [Request(f"r{at}", (1,), SamplingParams(1), arrival_s=at + 0.5) for at in range(0, 80, 4)])
+    for start_s, there in engine.begun[:29]:
+        assert there == sum(at + 0.5 <= start_s for at in range(0, 80, 4))

@@ -281,6 +281,15 @@ def test_time_left_learns_what_prefill_and_decode_cost() -> None:
     assert left.seconds(clock, log) == pytest.approx(expected, rel=0.2)
 
 
+def test_time_left_counts_replicas_that_are_busy_at_once() -> None:
+    left = RemainingTime([Request(f"r{i}", (1, 2), SamplingParams(max_tokens=101)) for i in range(8)])
+    log = StepLog(
+        step(at, at + 1.0, prefill_tokens=2 * (not at), decode_tokens=1) for at in range(50) for _ in "1234"
+    )
+    estimate = left.seconds(50.0, log)  # after 200 of 800 tokens, by four replicas
+    assert estimate == pytest.approx(150.0, rel=0.1)
+
+
 def test_time_left_is_not_thrown_by_early_noise() -> None:
     """Steps of much prefill and little decode say next to nothing about what decoding costs."""
     left = RemainingTime([Request(f"r{i}", tuple(range(500)), SamplingParams(max_tokens=101)) for i in range(40)])

@@ -109,6 +109,16 @@ def test_outputs_that_are_not_known_are_drawn_and_the_same_each_time(tmp_path: P
     assert len(set(lengths)) > 10
 
 
+def test_an_output_that_is_drawn_is_no_longer_than_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, Header(unknown=("times", "outputs")), [TracedRequest(7, max_tokens=9)] * 20)
+    config = WorkloadConfig("recorded", "recorded", path=str(path), arrival="burst")
+    config.output_len.max = 500
+    requests = build_requests(config, vocab_size=100, seed=1)
+    assert {request.sampling.max_tokens for request in requests} == {9}
+    assert max(request.expected_tokens for request in requests) == 9
+
+
 def test_sessions_and_blocks_of_a_trace_are_exported(tmp_path: Path) -> None:
     """Two turns whose first 512 of 600 tokens are equal, in blocks of 256 tokens."""
     requests = [TracedRequest(600, time, 5, (1, 2, 3 + time), session="a") for time in (0, 1)]

@@ -28,6 +28,7 @@ class SequenceSpec:
     index: int  # which of the request's samples
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()  # those of the request, and the model's unless it ignores them
+    expected_tokens: int | None = None  # of its output (Request.expected_tokens); None: max_tokens
     needs_history: bool = field(init=False)  # sampling needs the tokens so far
     is_adjusted: bool = field(init=False)  # logits are changed before the largest is taken
     scores_prompt: bool = field(init=False)  # log-probabilities of the prompt's tokens are asked for
@@ -89,7 +90,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
-        self.spec = SequenceSpec(request.request_id, self.index, request.sampling, self.stop_token_ids)
+        self.spec = SequenceSpec(
+            request.request_id, self.index, request.sampling, self.stop_token_ids, request.expected_tokens
+        )
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.max_total_tokens = self.request.max_total_tokens
         self.ends_at = self.num_prompt_tokens + self.request.expected_tokens

@@ -24,14 +24,22 @@ class Clock(Protocol):
 class WallClock(Clock):
     """Real time."""
 
+    _held: float | None = None  # what the next `now` is
+
     def __init__(self) -> None:
         self.restart()
 
     def now(self) -> float:
-        return time.perf_counter() - self._origin
+        held, self._held = self._held, None
+        return time.perf_counter() - self._origin if held is None else held
+
+    def hold(self, at_s: float) -> None:
+        """Let the next `now` be `at_s`, which was read before: a step begins with the look for arrivals."""
+        self._held = at_s
 
     def restart(self) -> None:
         self._origin = time.perf_counter()
+        self._held = None
 
     def wait_until(self, when: float) -> None:
         time.sleep(max(0.0, when - self.now()))

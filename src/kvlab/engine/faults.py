@@ -43,7 +43,8 @@ class FaultyExecutor(Executor):
         if self._config.kind not in ("sequence", "any"):
             return None
         draws = random.Random(f"{self._config.seed} {sequence.request_id}")
-        return draws.randrange(sequence.sampling.max_tokens) if draws.random() < self._config.rate else None
+        most = sequence.expected_tokens or sequence.sampling.max_tokens
+        return draws.randrange(most) if draws.random() < self._config.rate else None
 
     def _strikes(self, kind: str) -> bool:
         return self._config.kind in (kind, "any") and self._draws.random() < self._config.rate

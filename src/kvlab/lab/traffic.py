@@ -8,14 +8,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import yaml
+
 from kvlab.config import ModelConfig
 from kvlab.config.values import one_of
 from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.lab.results.records import read_run
 from kvlab.lab.settings import as_word, run_command
+from kvlab.paths import CONF
 from kvlab.workloads import trace_format
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions
+from kvlab.workloads.importers.table import TableImporter
 from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import UNKNOWN, Header, TracedRequest
@@ -54,11 +58,12 @@ class Imported:
 class _Counts:
     """What requests say, over all of them."""
 
-    drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out
+    drop: Collection[str] = ()  # `times`, `outputs`: requests without are left out; the importer does `prompts`
+    drawn: int = 0  # tokens of the longest output that a run draws where none is known
     requests: int = 0
     prompt: int = 0
     output: int = 0
-    longest: int = 0  # tokens of a request, prompt and output as far as it is known
+    longest: int = 0  # tokens of a request, prompt and output, drawn ones at their longest
     timed: int = 0
     answered: int = 0
     dropped: int = 0
@@ -103,7 +108,10 @@ class _Counts:
             self.requests += 1
             self.prompt += request.prompt_tokens
             self.output += request.output_tokens or 0
-            self.longest = max(self.longest, request.prompt_tokens + (request.output_tokens or 0))
+            output = request.output_tokens
+            if output is None:
+                output = min(self.drawn, request.max_tokens or self.drawn)
+            self.longest = max(self.longest, request.prompt_tokens + output)
             self.answered += request.output_tokens is not None
             yield request
 
@@ -148,20 +156,24 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     chosen = settings.format or ("table" if columns else None)
     one_of("format", chosen or "table", IMPORTERS.names())
     kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
+    if "prompts" in settings.drop and not issubclass(kind, TableImporter):
+        raise ConfigError("drop", "prompts", "is for tables: other files say nothing of a request without a prompt")
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
-    importer = kind(ImportOptions(file, hasher, text_encoder(settings.tokenizer), columns, settings.unit))
+    encode = text_encoder(settings.tokenizer)
+    importer = kind(ImportOptions(file, hasher, encode, columns, settings.unit, settings.drop))
     return _import(importer, settings)
 
 
 def _import(importer: Importer, settings: ImportSettings) -> Imported:
     file, hasher = importer.options.path, importer.options.hasher
     file_id = _file_id(file)
-    path, counts = _target(file, settings, file_id), _Counts(settings.drop)
+    path, counts = _target(file, settings, file_id), _Counts(settings.drop, _longest_drawn())
     requests = counts.asking(importer)
     if settings.sort or not importer.in_order:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     first = next(requests, None)
     if first is None:
+        counts.dropped += importer.dropped
         why = f"; {counts.left_out}" if counts.nothing else ""
         why += f"; {counts.dropped:,} were left out by drop={','.join(settings.drop)}" if counts.dropped else ""
         raise WorkloadError(f"{shown(file)}: holds no request{why}")
@@ -171,6 +183,7 @@ def _import(importer: Importer, settings: ImportSettings) -> Imported:
     counted = counts.all_or_none(counts.count(chain([first], requests), file), file)
     header = Header(importer.block_tokens, key_id, settings.tokenizer, source, names, file_id=file_id)
     trace_format.write_trace(path, header, counted)
+    counts.dropped += importer.dropped
     said = _limits(names, counts, importer)
     return Imported(path, importer.what, counts.text, said, _command(path, names, counts))
 
@@ -205,6 +218,12 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
     return tuple(said)
 
 
+def _longest_drawn() -> int:
+    """Tokens of the longest output that `workload=recorded` draws where none is known."""
+    config = yaml.safe_load((CONF / "workload" / "recorded.yaml").read_text(encoding="utf-8"))
+    return int(config["output_len"]["max"])
+
+
 def _file_id(file: str) -> str:
     return blake2b(bytes(Path(file).resolve()), digest_size=4).hexdigest()
 
@@ -236,7 +255,7 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
-    path, counts = _target(file, settings, header.file_id), _Counts()
+    path, counts = _target(file, settings, header.file_id), _Counts(drawn=_longest_drawn())
     requests = (request for _, request in trace_format.read_trace(file, text=True))
     trace_format.write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)

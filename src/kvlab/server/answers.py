@@ -308,4 +308,4 @@ class ChatAnswer(Answer):
         data: bytes | None = text.encode()
         if "\ufffd" in text and self._model.tokenizer is not None:  # a part of a character has no text of its own
             data = self._model.tokenizer.token_bytes(token_id)
-        return {"token": text, "logprob": logprob, "bytes": data and list(data)}
+        return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
-from kvlab.engine.clock import LogicalClock
+from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import Repeating, ServingEngine
 from kvlab.errors import RequestRefusedError
@@ -105,7 +105,7 @@ def drive(
         if should_stop():
             log.interrupted = True
             break
-        while (request := arrivals.upcoming()) is not None and request.arrival_s <= clock.now():
+        while (request := arrivals.upcoming()) is not None and request.arrival_s <= (looked_s := clock.now()):
             try:
                 engine.submit(arrivals.take(request), on_finish=on_finish)
             except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
@@ -117,6 +117,8 @@ def drive(
             log.steps.extend(taken)
             on_step(log, taken[0])
             continue
+        if request is not None and isinstance(clock, WallClock):
+            clock.hold(looked_s)  # when the step begins: what arrives from here on is in the next one
         record = engine.step()
         if record is not None:
             log.steps.append(record)

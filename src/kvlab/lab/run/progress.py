@@ -35,7 +35,9 @@ class RemainingTime:
         self._sums, self._products = np.zeros(4), np.zeros((4, 4))  # of prefill, decode, seconds, recomputed
 
     def seconds(self, now: float, log: StepLog) -> float | None:
-        """Seconds left after all steps so far, arrivals still to come included; None before the first step."""
+        """Seconds left on the engine's clock after all steps so far, arrivals still to come included; None before
+        the first step.
+        """
         new, self._seen = partial(log.column, first=self._seen), len(log)
         decoded = new("decode_tokens") - new("proposed_tokens") + new("accepted_tokens")
         seconds = new("end_s") - new("start_s")
@@ -51,7 +53,8 @@ class RemainingTime:
         if costs.min() <= 0:
             costs = guess
         left = self._tokens - self._sums[:2] + (self._sums[3], 0)
-        return max(float(costs @ left.clip(min=0)), self._last_arrival - now)
+        at_once = max(1.0, self._sums[2] / now) if now > 0 else 1.0  # replicas that are busy, in the mean
+        return max(float(costs @ left.clip(min=0)) / at_once, self._last_arrival - now)
 
 
 @contextmanager
@@ -63,6 +66,7 @@ def show_progress(
     expected = sum(request.sampling.n * request.expected_tokens for request in requests)
     columns = (TextColumn("{task.fields[requests]}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
     terminal, remaining, printed = console.is_terminal, RemainingTime(requests), time.monotonic()
+    began = printed
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not terminal)
     task = bar.add_task("", total=expected, requests="", status="first step ...")
 
@@ -84,7 +88,9 @@ def show_progress(
             parts.append(f"next request in {clock(max(0.0, log.next_arrival_s - at))}")
         left = remaining.seconds(at, log.steps)
         if left is not None:
-            parts.append(f"{clock(left)} left")
+            # A simulated clock, or one of replicas as if side by side, goes at another pace than the user's.
+            pace = (now - began) / at if at > 0 else 1.0
+            parts.append(f"{clock(left * pace)} left")
         if stats.hit_rate is not None:
             parts.append(f"prefix hits {100 * stats.hit_rate:.0f} %")
         if stats.batches is not None:

@@ -1,7 +1,7 @@
 """What importers of traffic have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +24,8 @@ from kvlab.workloads.traces import Place, Row
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
     """What a file does not say itself. `encode` makes tokens of text, where there is a tokenizer; `columns` are
-    names of a table's columns by ours, and `unit` is that of its times.
+    names of a table's columns by ours, `unit` is that of its times, and `drop` what requests may lack that are left
+    out then.
     """
 
     path: str
@@ -32,6 +33,7 @@ class ImportOptions:
     encode: Encode | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     unit: str | None = None
+    drop: Collection[str] = ()
 
 
 class Importer(ABC):
@@ -52,6 +54,7 @@ class Importer(ABC):
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
         self.place: Place | None = None  # of the request that was read last, where requests have lines
+        self.dropped = 0  # requests without a number of prompt tokens that were left out
         self.counted = 0  # prompt tokens by the file's own count, where lengths are those of its texts
         self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
 

@@ -136,7 +136,13 @@ class TableImporter(Importer):
                 self._names += [name for name in row if name not in self._names]
                 there = set(self._names)
                 self._find(place, columns)
-            yield self._request(place, row, columns)
+            if row.get(columns["prompt_tokens"]) is not None:
+                yield self._request(place, row, columns)
+            elif "prompts" in self.options.drop:
+                self.dropped += 1
+            else:
+                text = "is empty; expected a number of tokens; drop=prompts leaves out the requests without"
+                raise place.error(text, columns["prompt_tokens"])
         self._check_said(columns)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -16,8 +16,8 @@ from kvlab.workloads.traces import Row, trace_requests
 @WORKLOAD_SOURCES.register("recorded")
 def read_recorded(config: WorkloadConfig, *, vocab_size: int, seed: int) -> Iterator[Request]:
     """The requests of the trace `workload.path`. Prompts whose hashes begin alike begin with equal tokens. What has
-    no output length gets one of `workload.output_len`. Raises WorkloadError, or ConfigError for arrival=trace of a
-    trace without times.
+    no output length gets one of `workload.output_len`, at most what its client asked for. Raises WorkloadError, or
+    ConfigError for arrival=trace of a trace without times.
     """
     if config.arrival == "trace" and "times" in read_header(config.path or "").unknown:
         raise ConfigError("workload.arrival", config.arrival, f"{config.path} has {UNKNOWN['times']}")
@@ -34,7 +34,7 @@ def _rows(config: WorkloadConfig, seed: int) -> Iterator[Row]:
             request.arrival_s or 0.0,
             "arrival_s",
             request.prompt_tokens,
-            drawn if request.output_tokens is None else request.output_tokens,
+            min(drawn, request.max_tokens or drawn) if request.output_tokens is None else request.output_tokens,
             tuple(request.hashes or ()),
             request.session,
             block_tokens,
