@@ -46,7 +46,7 @@ class Texts(Memory):
         known = list(tokens)  # the pool reads it as the text grows
         slot = self.pool.allocate_slot(token_ids=known, salt=salt)
         self.slots[name], self.tokens[name] = slot, known
-        self.found[name] = self.pool.cached_tokens(slot)
+        self.found[name] = self.pool.get_seq_len(slot)
         self.computed[name] = len(tokens) - self.found[name]
         self.written[name] = self.content(tokens)[: self.length(name)]
         self.audit()

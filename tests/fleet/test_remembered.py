@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
@@ -24,7 +26,7 @@ def test_what_is_left_of_a_prompt_counts_for_llm_d_while_another_replica_has_its
     views[1].sent(first)
     views[0].sent(second)  # which forgets the first block of the other
     assert [view.cached_tokens(first, 0.0) for view in views] == [16, 32]
-    del views[1]
+    views[1].restarted()
     assert views[0].cached_tokens(first, 0.0) == 0
 
 
@@ -46,3 +48,19 @@ def test_what_was_sent_to_a_replica_that_died_is_forgotten() -> None:
     }
     assert served == {0, 1}
     assert [view.remembered > 0 for view in fleet.views] == [True, False]
+
+
+def test_one_walk_over_a_prompt_counts_for_each_memory_what_a_look_at_all_of_them_would() -> None:
+    draw, router = random.Random(0), ROUTERS.get("estimated")(FleetConfig(memory_blocks=6))
+    views = [SentPrefixes.of(router) for _ in range(4)]
+    for number in range(200):
+        prompt = [prompt_for(f"{place} {draw.randrange(2)}", 16) for place in range(draw.randrange(1, 5))]
+        request = RoutedPrompt(Request(f"r{number}", sum(prompt, ()), SamplingParams(max_tokens=1)), "")
+        known = list(takewhile(lambda key: any(key in view._sent for view in views), request.keys(16)))
+        expected = [16 * sum(key in view._sent for key in known) for view in views]
+        assert [view.cached_tokens(request, 0.0) for view in views] == expected
+        view = draw.choice(views)
+        if draw.random() < 0.1:
+            view.restarted()
+        else:
+            view.sent(request)

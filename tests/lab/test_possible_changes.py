@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvlab.cli.advise import compose_today
+from kvlab.config.fleet import FleetConfig
+from kvlab.config.groups import with_settings
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
 from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.settings import AdviseSettings
@@ -82,3 +85,28 @@ def test_what_is_simulated_has_what_the_server_of_its_command_takes(
     words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings"),
+    [
+        ("sglang", {"fleet.groups.1.scheduler.max_batched_tokens": 32_768}),
+        ("sglang", {"scheduler.max_batch_size": 64}),
+        ("sglang", {"fleet.groups.0.executor.tensor_parallel": 2}),
+        ("sglang", {"fleet.groups.1.kv.block_size": 8, "fleet.groups.1.executor.memory_utilization": 0.5}),
+        ("trtllm", {"fleet.groups.1.kv.block_size": 64}),
+        ("trtllm", {"kv.block_size": 64}),
+        ("trtllm", {"fleet.groups.0.scheduler.long_prefill_threshold": 16}),
+    ],
+)
+def test_each_group_has_what_the_server_of_its_command_takes(framework: str, settings: dict[str, Any]) -> None:
+    words = ["model=qwen3_4b", "executor=simulated", f"framework={framework}"]
+    words += ["fleet.groups=[{name:a,count:1,hardware:h100_sxm},{name:b,count:2,hardware:l40s}]"]
+    expected = composed(*words, *(f"{key}={value}" for key, value in settings.items()))
+    own, theirs = (
+        [with_settings(config, each.settings) for each in config.fleet.parts]
+        for config in (changed(composed(*words), settings), expected)
+    )
+    assert [replace(config, fleet=FleetConfig()) for config in own] == [
+        replace(config, fleet=FleetConfig()) for config in theirs
+    ]

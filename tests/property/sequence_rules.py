@@ -208,7 +208,7 @@ class SequenceRules(PoolInvariants):
         content = Content(salt, tokens, told, blocks)
         content.stored = len(hits) * self.pool.block_size
         content.length = min(content.stored, max(len(tokens) - 1, 0))
-        assert self.pool.cached_tokens(slot) == content.length
+        assert self.pool.get_seq_len(slot) == content.length
         pending = [entry for entry, block in enumerate(hits) if self.is_being_filled(block, entry)]
         for entry in pending:
             source = (s for s, table in filling.items() if self.fills(s, entry, table, hits[entry]))

@@ -75,7 +75,7 @@ class GroupMachine:
             assert self.pool.prefix_tokens(tokens) == before[1]
             self.refused += 1
             return
-        assert self.pool.cached_tokens(slot) == min(before[1], len(tokens) - 1)
+        assert self.pool.get_seq_len(slot) == min(before[1], len(tokens) - 1)
         self.model[slot] = Held(tokens, self.pool.get_seq_len(slot))
 
     def is_as(self, before: PoolStats) -> bool:

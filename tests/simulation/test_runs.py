@@ -121,6 +121,21 @@ def test_what_is_kept_expires_in_the_same_step() -> None:
     assert {record.salt for record in log.records} == {"0", "1"}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chunk_gets_its_blocks_when_those_that_decode_have_filled_theirs(seed: int) -> None:
+    """What they fill counts for their tenants' quotas, which decide whose blocks go."""
+    requests = [
+        replace(each, salt=index % 3, sampling=replace(each.sampling, n=1))
+        for index, each in enumerate(traffic(seed, spread_s=0.002))
+    ]
+    scheduler = SchedulerConfig(
+        max_batch_size=4, max_batched_tokens=12, admission_reserve=0, long_prefill_threshold=4
+    )
+    count, log = check(requests, {"kv": KVConfig(num_blocks=120, block_size=1, quota=0.3), "scheduler": scheduler})
+    assert count > 10
+    assert sum(step.counters.quota_evictions for step in log.steps if step.counters is not None)
+
+
 def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:
     requests = [
         Request(f"r{index}", tuple(range(1, 8 + index)), SamplingParams(max_tokens=4 * index + 2, ignore_eos=True))

@@ -184,7 +184,7 @@ class TestPoolOfGroups:
         assert pool.prefix_tokens(ids[:100]) == 0  # whose window is gone
         pool.free_slot(other)
         again = pool.allocate_slot(token_ids=ids)
-        assert pool.cached_tokens(again) == 159
+        assert pool.get_seq_len(again) == 159
         assert held(pool, again) == [10, 2]
         assert not pool.audit()
 
@@ -276,4 +276,4 @@ def test_what_a_slot_shared_is_no_hit_once_a_failed_step_makes_it_start_over() -
     second = pool.allocate_slot(token_ids=list(prompt))
     assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (32, 16)
     pool.view([first], [16]).rollback()
-    assert (pool.counters().hit_tokens, pool.cached_tokens(second)) == (0, 0)
+    assert (pool.counters().hit_tokens, pool.get_seq_len(second)) == (0, 0)

@@ -109,4 +109,4 @@ class TestReclaimLeakedBlocks:
         stats = pool.stats()
         assert (stats.blocks_in_use, stats.tokens_stored, stats.blocks_cached) == (0, 0, 2)
         again = pool.allocate_slot(token_ids=range(9))  # what was computed is still there
-        assert pool.cached_tokens(again) == 8
+        assert pool.get_seq_len(again) == 8

@@ -62,7 +62,7 @@ def visit(pool: PagedKVCachePool, text: str, salt: str | None = None, *, pin: in
     tokens = list(map(ord, text))
     slot = pool.allocate_slot(token_ids=tokens, salt=salt)
     pool.pin_prefix(slot, pin)
-    found = pool.cached_tokens(slot)
+    found = pool.get_seq_len(slot)
     pool.view([slot], [len(tokens) - pool.get_seq_len(slot)]).advance()
     pool.free_slot(slot)
     assert not pool.audit()

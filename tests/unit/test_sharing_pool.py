@@ -57,7 +57,7 @@ class TestHits:
         before = pool.storage.keys.clone(), pool.storage.values.clone()
         slot = pool.allocate_slot(token_ids=PROMPT)
         assert pool.tables.blocks(slot) == blocks
-        assert (pool.get_seq_len(slot), pool.cached_tokens(slot)) == (7, 7)
+        assert pool.get_seq_len(slot) == 7
         view = pool.view([slot], [1])
         assert (view.positions.tolist(), view.slot_mapping.tolist(), view.lengths) == ([7], [-1], [8])
         for layer in range(SPEC.num_layers):
@@ -99,7 +99,7 @@ class TestHits:
         for token in (*PROMPT[:4], *PROMPT[:4]):
             tokens.append(token)
             write(pool, [slot], [1])
-        assert pool.cached_tokens(pool.allocate_slot(token_ids=[*PROMPT[:4], 1])) == 0
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=[*PROMPT[:4], 1])) == 0
 
     def test_blocks_filled_by_a_fork_without_a_list_of_its_own_are_not_shared(self) -> None:
         pool = sharing()
@@ -108,7 +108,7 @@ class TestHits:
         copy = pool.fork_slot(slot)
         tokens += [1] * 4  # of the source alone
         write(pool, [copy], [4])
-        assert pool.cached_tokens(pool.allocate_slot(token_ids=[*PROMPT, 1, 1, 1, 1, 1])) == 8
+        assert pool.get_seq_len(pool.allocate_slot(token_ids=[*PROMPT, 1, 1, 1, 1, 1])) == 8
 
     def test_a_pool_that_does_not_share_finds_nothing(self) -> None:
         pool = paged()

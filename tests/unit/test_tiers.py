@@ -149,7 +149,7 @@ class TestModelledLoads:
     def test_a_load_is_done_when_its_link_says_so(self) -> None:
         pool = visited()
         slot = pool.allocate_slot(token_ids=[*range(16), 99])
-        assert (pool.is_loading(slot), pool.next_arrival(), pool.cached_tokens(slot)) == (True, 1.0, 0)
+        assert (pool.is_loading(slot), pool.next_arrival(), pool.get_seq_len(slot)) == (True, 1.0, 0)
         for call in (pool.reserve, pool.view):
             with pytest.raises(SlotError, match=f"slot {slot} is being loaded"):
                 call([slot], [1])
@@ -157,7 +157,7 @@ class TestModelledLoads:
             pool.fork_slot(slot)
         assert pool.receive(0.9) == []
         assert pool.receive(1.0) == [slot]
-        assert (pool.cached_tokens(slot), pool.next_arrival(), pool.audit()) == (16, None, [])
+        assert (pool.get_seq_len(slot), pool.next_arrival(), pool.audit()) == (16, None, [])
 
     def test_who_goes_first_leaves_the_load_to_those_who_wait_for_it(self) -> None:
         pool = visited()
@@ -172,7 +172,7 @@ class TestModelledLoads:
         assert not set(pool.tables.blocks(third)[2:]) & set(pool.tables.blocks(second))
         assert pool.audit() == []
         assert sorted(pool.receive(2.0)) == sorted([second, third])
-        assert (pool.cached_tokens(second), pool.cached_tokens(third)) == (8, 15)
+        assert (pool.get_seq_len(second), pool.get_seq_len(third)) == (8, 15)
         assert pool.audit() == []
 
     def test_nobody_waits_for_what_all_have_left(self) -> None:
@@ -187,17 +187,17 @@ class TestModelledLoads:
         slot = pool.allocate_slot(token_ids=list(range(16)))  # evicts others, for which there is no room
         assert tier_of(pool).counts.stored == stored
         assert pool.receive(1.0) == [slot]
-        assert pool.cached_tokens(slot) == 15
+        assert pool.get_seq_len(slot) == 15
 
     def test_a_prompt_is_found_in_the_pool_then_in_a_tier(self) -> None:
         pool = modelled_pool(6, modelled_tier(16))
         visit(pool, list(range(16)))
         visit(pool, list(range(100, 116)))  # the tail of the other goes first
         slot = pool.allocate_slot(token_ids=list(range(16)))
-        assert (pool.cached_tokens(slot), pool.is_loading(slot)) == (8, True)
+        assert (pool.get_seq_len(slot), pool.is_loading(slot)) == (8, True)
         assert pool.prefix_tokens(list(range(16))) == 16
         pool.receive(1.0)
-        assert pool.cached_tokens(slot) == 15
+        assert pool.get_seq_len(slot) == 15
         counters = pool.counters()
         assert (counters.hit_tokens, counters.host_hit_tokens) == (16, 8)
 

@@ -4,14 +4,14 @@ A simulated fleet and a proxy in front of real servers use the same routers: eac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
-from weakref import WeakSet
 
 import numpy as np
 
 from kvlab.config.fleet import FleetConfig
+from kvlab.fleet.memories import Memories
 from kvlab.kv.tiers.base import Key
 
 
@@ -116,7 +116,7 @@ class Router(ABC):
 
     def __init__(self, config: FleetConfig, seed: int = 0) -> None:
         self.config = config
-        self.memories = WeakSet[Container[Key]]()  # prefixes=memory: of its replicas
+        self.memories = Memories()  # prefixes=memory: of its replicas
         self.random = np.random.default_rng([seed, 0x666C6565])  # of its own: the workload stays as it is
 
     @abstractmethod

@@ -78,6 +78,7 @@ class Fleet(Dispatcher):
         if request.arrival_s > self.clock.now():
             self.serve_at(request.arrival_s, asked)
         else:
+            self._serve_due(request.arrival_s)
             arrive(request.arrival_s)
         self._advance()
 
@@ -170,13 +171,16 @@ class Fleet(Dispatcher):
     def _receive(self) -> None:
         """Let replicas die or scale, and serve the requests that are due, as far as that is to happen by now."""
         self._live_until(self.clock.now())
-        while self._next_due_s() <= self.clock.now():
+        self._serve_due(self.clock.now())
+
+    def _serve_due(self, now: float) -> None:
+        """Serve the requests that are due by now, in their order."""
+        while self._next_due_s() <= now:
             when_s, _, asked = heapq.heappop(self._due)
             try:
                 asked.serve(when_s)
             except RequestRefusedError as error:
                 asked.end(FinishReason.FAILED, when_s, str(error))
-        self._advance()
 
     def _live_until(self, now: float) -> None:
         """Let replicas die, drain, return and scale by now: before a step begins or a request is sent."""
@@ -229,9 +233,11 @@ class Fleet(Dispatcher):
         self._advance()
 
     def _first(self) -> Replica | None:
-        """The replica that is due first, if any is; none while a request comes before."""
+        """The replica that is due now, of several the first; none while its time has not come: a request may arrive
+        before.
+        """
         first = min(self.replicas, key=lambda replica: replica.due_s)
-        return first if first.due_s < math.inf and first.due_s <= self._next_due_s() else None
+        return first if first.due_s <= self.clock.now() else None
 
     def _next_s(self) -> float:
         """When a replica or a request is due next; infinite if none is."""

@@ -4,12 +4,12 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol, Self, overload
-from weakref import WeakSet
 
 import numpy as np
 
 from kvlab.core import Request, Salt
 from kvlab.fleet.base import RoutedRequest, Router
+from kvlab.fleet.memories import Memories
 from kvlab.hashed_prompt import HashedPrompt
 from kvlab.kv.content_log import Cleared, ContentEvent, ContentLog, Stored
 from kvlab.kv.prefix import PrefixIndex
@@ -122,28 +122,21 @@ class PrefixView:
 
 class SentPrefixes(PrefixView):
     """What the router itself has sent, in blocks of its own size; the least recently sent are forgotten first. The
-    replica may have evicted them since, or never have kept them. With `others`, all replicas' memories, blocks
-    count also behind one that was forgotten here, if another has it.
+    replica may have evicted them since, or never have kept them. With all replicas' `memories`, blocks count
+    also behind one that was forgotten here, if another has it.
     """
 
-    def __init__(
-        self, block_size: int, capacity: int, most: int, others: WeakSet[Container[Key]] | None = None
-    ) -> None:
+    def __init__(self, block_size: int, capacity: int, most: int, memories: Memories | None = None) -> None:
         self._size, self._capacity, self._most = block_size, capacity, most
-        self._others = others
+        self._memories = memories
         self._sent: OrderedDict[Key, None] = OrderedDict()
-        if others is not None:
-            others.add(self)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._sent
 
     @classmethod
     def of(cls, router: Router) -> Self:
         """What a router remembers of one replica: as much as its settings say, or its class."""
         block_size, capacity, most = router.memory
-        others = None if router.keeps_heads else router.memories
-        return cls(block_size, router.config.memory_blocks or capacity, most, others)
+        memories = None if router.keeps_heads else router.memories
+        return cls(block_size, router.config.memory_blocks or capacity, most, memories)
 
     @property
     def remembered(self) -> int:
@@ -151,30 +144,26 @@ class SentPrefixes(PrefixView):
 
     def cached_tokens(self, request: RoutedRequest, now: float) -> int:
         keys = request.keys(self._size, self._most)
-        if self._others is None:
-            return self._size * _leading(keys, self._sent)
-        has: Container[Key] = self._sent
-        count = 0
-        for key in keys:
-            if key in self._sent:
-                count += 1
-            elif key not in has:  # the one that had the block before, most likely
-                found = next((other for other in self._others if key in other), None)
-                if found is None:
-                    break
-                has = found
+        count = _leading(keys, self._sent) if self._memories is None else self._memories.count(self, keys)
         return self._size * count
 
     def sent(self, request: RoutedRequest) -> None:
         keys = request.keys(self._size, self._most)
-        for key in keys[::-1] if self._others is None else keys[:]:  # what comes first is older, and goes first
+        for key in keys[::-1] if self._memories is None else keys[:]:  # what comes first is older, and goes first
+            if self._memories is not None and key not in self._sent:
+                self._memories.add(self, key)
             self._sent[key] = None
             self._sent.move_to_end(key)
         while len(self._sent) > self._capacity:
-            self._sent.popitem(last=False)
+            self._forget(self._sent.popitem(last=False)[0])
 
     def restarted(self) -> None:
-        self._sent.clear()
+        while self._sent:
+            self._forget(self._sent.popitem()[0])
+
+    def _forget(self, key: Key) -> None:
+        if self._memories is not None:
+            self._memories.remove(self, key)
 
 
 class EventSource(Protocol):

@@ -52,16 +52,22 @@ class BlockRun:
         beginning, filling = self._beginning.get(turn), self._filling.get(turn)
         if beginning is not None:
             ledger.append_one(self._decoding[beginning])
-        begins = self._chunk is not None and self._begin(*self._chunk)
+        filled = list[tuple[Rows, Rows, Rows]]()  # slots, and their tokens before and behind the step
         if filling is not None:
-            rows = self._decoding[filling]
-            lengths = self._before[filling] + self._steps + 1
-            ledger.occupancy.hold(ledger.tables.entries[rows, lengths // size - 1], size)
-            sharing.complete(rows.tolist(), lengths.tolist())
+            rows, before = self._decoding[filling], self._before[filling] + self._steps
+            ledger.occupancy.hold(ledger.tables.entries[rows, before // size], size)
+            filled.append((rows, before, before + 1))
+            sharing.publish(*filled[0])
         self._steps += 1
         ledger.occupancy.tokens += len(self._decoding)
-        fills = self._chunk is not None and self._compute(*self._chunk)
-        return fills or begins or filling is not None or beginning is not None
+        # Behind what those that decode publish, which quotas count.
+        begins = self._chunk is not None and self._begin(*self._chunk)
+        if self._chunk is not None and (chunk := self._compute(*self._chunk)) is not None:
+            filled.append(chunk)
+            sharing.publish(*chunk)
+        for part in filled:
+            sharing.confirm(*part)
+        return begins or bool(filled) or beginning is not None
 
     def finish(self) -> None:
         """The tables say what the steps have done."""
@@ -80,17 +86,17 @@ class BlockRun:
             self._ledger.append(slot, missing)
         return missing > 0
 
-    def _compute(self, slot: int, count: int) -> bool:
-        """The next chunk. Whether that fills a block."""
+    def _compute(self, slot: int, count: int) -> tuple[Rows, Rows, Rows] | None:
+        """The next chunk. What it fills, as in `step`, if that is any block."""
         tables, size, before, after = self._ledger.tables, self._size, self._at, self._at + count
-        self._at, fills = after, after // size > before // size
+        self._at = after
         self._ledger.occupancy.hold(tables.entries[slot, before // size : after // size], size)
         if after % size:
             self._ledger.occupancy.hold(tables.entries[slot, after // size], after % size)
         self._ledger.occupancy.tokens += count
-        if fills:
-            self._sharing.complete([slot], [after])
-        return fills
+        if after // size == before // size:
+            return None
+        return np.array([slot]), np.array([before]), np.array([after])
 
     def _by_step(self, turns: Rows) -> dict[int, Rows]:
         """The rows of each turn, in order."""

@@ -74,11 +74,6 @@ class BlockSharing:
     def confirm(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         """That step is done: what it filled is computed."""
 
-    def complete(self, slots: Sequence[int], lengths: Sequence[int], *, merge: bool = True) -> None:
-        """Publish and confirm at once the blocks that slots fill up to these lengths: of a step that cannot fail,
-        in which no slot is opened.
-        """
-
     def retract(self, slots: Sequence[int]) -> list[int]:
         """The step of these slots failed or never ran: what it would have filled has no content.
 
@@ -90,7 +85,7 @@ class BlockSharing:
     def mark_late(self, slots: Iterable[int]) -> None:
         """These slots have kept tokens that were proposed, which their lists do not have yet."""
 
-    def publish_late(self, slots: Iterable[int], *, merge: bool = True) -> None:
+    def publish_late(self, slots: Iterable[int]) -> None:
         """Publish the blocks that slots have filled with tokens that are in their lists by now.
 
         Not while a step is prepared that fills blocks: one of them may hold the same, and its step may fail.

@@ -44,5 +44,5 @@ class GroupBlocks:
         tables = self.tables
         self.sharing.restart(slot)
         self.ledger.shorten(slot, 0)
-        for column in (tables.lengths, tables.stored, tables.cached, tables.reserved, tables.in_flight):
+        for column in (tables.lengths, tables.stored, tables.reserved, tables.in_flight):
             column[slot] = 0

@@ -25,7 +25,6 @@ def lend(pool: BlockPool, blocks: Sequence[int]) -> int:
         group.sharing.open(slot, None, None, (), resumed=True)
     if len(pool.groups) == 1 and pool.groups[0].layers.window is None:
         tables = pool.groups[0].tables
-        for column in (tables.stored, tables.lengths, tables.cached):
-            column[slot] = len(blocks) * pool.block_size
+        tables.stored[slot] = tables.lengths[slot] = len(blocks) * pool.block_size
     pool.allocator.touch(blocks)
     return slot

@@ -164,7 +164,7 @@ class BlockPool(KVCachePool):
         blocks = tables.blocks(slot)
         copy = group.ledger.open(blocks, int(tables.first[slot]))
         tables.lengths[copy] = max(tables.lengths[slot] - rerun_last, 0)
-        tables.stored[copy], tables.cached[copy] = tables.stored[slot], tables.cached[slot]
+        tables.stored[copy] = tables.stored[slot]
         if self.fork_shares:
             group.copies.watch(slot, copy)
         else:
@@ -273,10 +273,6 @@ class BlockPool(KVCachePool):
     def get_seq_len(self, slot: int) -> int:
         self.tables.check(slot)
         return int(self.tables.lengths[slot])
-
-    def cached_tokens(self, slot: int) -> int:
-        self.tables.check(slot)
-        return int(self.tables.cached[slot])
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         return self._lookup.find(token_ids, salt).count * self.block_size

@@ -122,10 +122,6 @@ class KVCachePool(ABC):
         """Tokens of the slot that are computed: the position of the next one."""
 
     @abstractmethod
-    def cached_tokens(self, slot: int) -> int:
-        """Tokens that were served from the cache when the slot was opened."""
-
-    @abstractmethod
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
 

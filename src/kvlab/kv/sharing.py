@@ -113,7 +113,7 @@ class PrefixSharing(BlockSharing):
                 self._ledger.remap(slot, entry, other)
                 self.merged_blocks += 1
         state.computed, state.node = count, path[-1]
-        tables.lengths[slot] = tables.cached[slot] = min(count * size, len(state.tokens) - 1)
+        tables.lengths[slot] = min(count * size, len(state.tokens) - 1)
         self._count_hits(state, count, ())
 
     def computed(self, slot: int) -> tuple[Sequence[int], Salt] | None:
@@ -131,14 +131,14 @@ class PrefixSharing(BlockSharing):
         for block in tables.entries[slot, first:end].tolist():
             self._ledger.occupancy.fill(block, size)
         tables.stored[slot] = end * size
-        tables.lengths[slot] = tables.cached[slot] = min(end * size, len(state.tokens) - 1)
+        tables.lengths[slot] = min(end * size, len(state.tokens) - 1)
         self._count_hits(state, end, state.same_step)
         if blocks:
-            self.complete([slot], [end * size])
+            self._complete(slot, end * size)
         if tail:
             self._ledger.occupancy.fill(int(tables.entries[slot, end]), tail)
             tables.stored[slot] = end * size + tail
-            tables.lengths[slot] = tables.cached[slot] = min(end * size + tail, len(state.tokens) - 1)
+            tables.lengths[slot] = min(end * size + tail, len(state.tokens) - 1)
         return True
 
     def pin(self, slot: int, tokens: int) -> None:
@@ -153,7 +153,7 @@ class PrefixSharing(BlockSharing):
         for slot in self._late.intersection(slots):
             length = min(int(self._tables.lengths[slot]), len(self._slots[slot].tokens))
             if length >= self._tables.block_size:
-                self.complete([slot], [length], merge=merge)
+                self._complete(slot, length, merge=merge)
             self._late.discard(slot)
 
     def publish(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
@@ -166,12 +166,6 @@ class PrefixSharing(BlockSharing):
     def confirm(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         size = self._tables.block_size
         self._confirm(rows[after // size > before // size].tolist())
-
-    def complete(self, slots: Sequence[int], lengths: Sequence[int], *, merge: bool = True) -> None:
-        entries, size = self._tables.entries, self._tables.block_size
-        lasts = [int(entries[slot, length // size - 1]) for slot, length in zip(slots, lengths, strict=True)]
-        self._publish(slots, lengths, lasts)
-        self._confirm(slots, merge=merge)
 
     def fills_apart(self, slots: Sequence[int], hits: int) -> bool:
         size, parts = self._tables.block_size, dict[int, list[bytes]]()
@@ -186,6 +180,12 @@ class PrefixSharing(BlockSharing):
                 return False
             others.append(part)
         return True
+
+    def _complete(self, slot: int, length: int, *, merge: bool = True) -> None:
+        """Publish and confirm at once the blocks that a slot has filled up to this length."""
+        last = int(self._tables.entries[slot, length // self._tables.block_size - 1])
+        self._publish([slot], [length], [last])
+        self._confirm([slot], merge=merge)
 
     def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
         """Put blocks of slots into the tree, and return those nodes that are in them."""
@@ -300,8 +300,7 @@ class PrefixSharing(BlockSharing):
         state.computed = sound
         if sound < state.hits:
             self._count_hits(state, sound, [entry for entry in state.same_step if entry < sound])
-        tables.cached[slot] = sound * tables.block_size
-        stored = tables.cached[slot] + self._ledger.occupancy.held(blocks[sound])
+        stored = sound * tables.block_size + self._ledger.occupancy.held(blocks[sound])
         tables.lengths[slot] = tables.stored[slot] = stored
         tables.reserved[slot] = 0
 

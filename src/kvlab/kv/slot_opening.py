@@ -87,7 +87,7 @@ class SlotOpener:
             allocator.touch(in_pool)
             tables.stored[slot] = hits.stored * size
             # The last token of a prompt is run in any case: its logits pick the next one.
-            tables.lengths[slot] = tables.cached[slot] = min(hits.ready * size, max(asked.tokens - 1, 0))
+            tables.lengths[slot] = min(hits.ready * size, max(asked.tokens - 1, 0))
             shared = in_pool if hits.ready else ()
             group.sharing.open(slot, asked.token_ids, asked.salt, shared, resumed=asked.resumed)
         allocator.eviction.set_demand(asked.salt, 0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
 
-_NUMBERS = ("first", "counts", "lengths", "stored", "cached", "reserved", "in_flight")
+_NUMBERS = ("first", "counts", "lengths", "stored", "reserved", "in_flight")
 _COLUMNS = ("entries", "is_live", *_NUMBERS)
 
 
@@ -22,7 +22,6 @@ class BlockTables:
         counts  [slots] int64           entries in use, those before `first` included
         lengths [slots] int64           tokens computed: the next one has this position
         stored  [slots] int64           tokens whose K and V are in the blocks; at least `lengths`
-        cached  [slots] int64           tokens that were served from the cache when the slot was opened
         reserved [slots] int64          new tokens of the step in preparation; 0: the slot is in none
         in_flight [slots] int64         computed tokens of a step that may run while the next is prepared
         is_live [slots] bool            which slots are in use
@@ -39,7 +38,6 @@ class BlockTables:
         self.counts: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.lengths: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.stored: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
-        self.cached: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.reserved: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.in_flight: NDArray[np.int64] = np.zeros(8, dtype=np.int64)
         self.is_live: NDArray[np.bool_] = np.zeros(8, dtype=np.bool_)

@@ -69,7 +69,7 @@ class EngineSettings:
     @property
     def is_packed(self) -> bool:
         """Whether matrices are kept in an order of their own, by kvlab's kernels or by oneDNN."""
-        return self.native or (self.device == "cpu" and self.dtype == "bfloat16" and self.onednn)
+        return self.native or self.onednn
 
     @property
     def is_widened(self) -> bool:

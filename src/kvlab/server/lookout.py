@@ -175,6 +175,7 @@ class Lookout:
             upstream.heard = HeardContents(self._settings.events[upstream.index], size)
             upstream.prefixes = HeldPrefixes(upstream.heard, size)
         elif self.prefixes == "memory":
+            upstream.prefixes.restarted()
             upstream.prefixes = SentPrefixes.of(self._router)
 
     def _try_out(self, upstream: Upstream) -> None:

@@ -29,7 +29,7 @@ def parts_of(config: RunConfig) -> list[Part]:
     """The groups as they were written; none where all replicas are as the run's settings say."""
     found = []
     for group in config.fleet.groups:
-        settings = {key: value for key, value in group.items() if key not in OWN_KEYS}
+        settings = _settings_of(group)
         own = with_settings(config, settings)
         hardware = own.hardware.name if own.hardware else ""
         name, devices = str(group["name"]), own.executor.devices
@@ -55,27 +55,43 @@ def setting_of(key: str) -> str:
 
 
 def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration with other settings, of which some may be of groups. Raises ConfigError."""
-    others, groups = dict(settings), [dict(group) for group in config.fleet.groups]
-    for number, group in enumerate(groups):
-        own = _KEY.format(number, "")
-        group |= {key.removeprefix(own): others.pop(key) for key in settings if key.startswith(own)}
+    """The configuration with other settings, of which some may be of groups. It and each group have what the
+    simulated server takes with them where they had the server's own, as a command that gives these settings has it.
+    Raises ConfigError.
+    """
+    of_groups = [_KEY.format(number, "") for number in range(len(config.fleet.groups))]
+    others = {key: value for key, value in settings.items() if not key.startswith(tuple(of_groups))}
+    other = _with_usual(config, with_settings(config, others), others)
+    groups = []
+    for group, prefix in zip(config.fleet.groups, of_groups, strict=True):
+        given = {key.removeprefix(prefix): settings[key] for key in settings if key.startswith(prefix)}
+        own = _settings_of(group) | _settings_of(given)
+        usual = _usual(with_settings(config, _settings_of(group)), with_settings(other, own), given)
+        groups.append(group | given | {key: usual[key] for key in usual if key in own or key not in others})
     if groups:
         has_roles = any(group.get("role") for group in groups)
-        others |= {"fleet.groups": groups, "fleet.replicas": 1}  # which follow from the counts
-        others |= {"fleet.prefill": 0} if has_roles else {}
-    return _with_usual(config, with_settings(config, others), others)
+        counts = {"fleet.replicas": 1} | ({"fleet.prefill": 0} if has_roles else {})  # which follow from the groups
+        other = with_settings(other, {"fleet.groups": groups} | counts)
+    return other
 
 
-def _with_usual(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """With what the simulated server takes with other settings where it had its own, as a command that gives these
-    settings has it: SGLang's share of the memory follows from its steps and devices, TensorRT-LLM's chunks from its
-    blocks, and how it decides its steps from its forming no static batches.
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in OWN_KEYS}
+
+
+def _with_usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    return with_settings(other, _usual(config, other, given))
+
+
+def _usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the simulated server takes with other settings where it had its own, but for those that are `given`:
+    SGLang's share of the memory follows from its steps and devices, TensorRT-LLM's chunks from its blocks, and how
+    it decides its steps from its forming no static batches.
     """
     before, after = usual_server(config), usual_server(other)
-    if before is None or after is None:
-        return other
     usual: dict[str, Any] = {}
+    if before is None or after is None:
+        return usual
     if config.executor.memory_utilization == before.memory_utilization:
         usual[_SHARE] = after.memory_utilization
     if config.scheduler.policy == "static" != other.scheduler.policy:
@@ -84,4 +100,4 @@ def _with_usual(config: RunConfig, other: RunConfig, settings: Mapping[str, Any]
         usual |= {f"scheduler.{name}": getattr(after, name) for name in unset}
     if config.scheduler.chunk_unit == before.chunk_unit(config.kv.block_size, config.scheduler):
         usual[_UNIT] = after.chunk_unit(other.kv.block_size, other.scheduler)
-    return with_settings(other, {key: value for key, value in usual.items() if key not in settings})
+    return {key: value for key, value in usual.items() if key not in given}
