@@ -15,7 +15,7 @@ from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.store import SharedStore
 from kvlab.fleet.transfer import LinkRate
 from kvlab.kv.audit import Finding
-from tests.fleet.test_fleet import POOL, fleet_of, serve, traffic
+from tests.fleet.test_fleet import POOL, fleet_of, serve, small_pool, traffic
 from tests.simulation.test_executor import config
 from tests.support.model import prompt_for
 
@@ -87,3 +87,17 @@ def test_no_request_is_lost_and_steps_at_once_change_nothing(seed: int) -> None:
     plain = serve(fleet_of(FleetConfig(replicas=3, router="round_robin")), requests)
     assert [each.output_token_ids for each in one.records] == [each.output_token_ids for each in plain.records]
     assert one.completed == 40
+
+
+@pytest.mark.parametrize("seed", [2, 6, 43])
+def test_what_a_pool_drops_in_steps_at_once_is_used_before_what_they_write(seed: int) -> None:
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_tokens=3 * request.sampling.max_tokens))
+        for request in traffic(40, seed=seed, groups=8, gap_s=0.003)
+    ]
+    settings = FleetConfig(replicas=2, router="sessions", store="10")
+    once, by_step = (
+        serve(fleet_of(settings, own=small_pool(None), is_open=True), requests, at_once=at_once)
+        for at_once in (True, False)
+    )
+    assert once.records == by_step.records

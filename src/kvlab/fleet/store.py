@@ -44,6 +44,7 @@ class StoreSide(ElsewhereTier):
         super().__init__("store", store.contents.page_bytes, down=self._write, up=self._load)
         self._store, self._contents, self._own = store, store.contents, Counter[Key]()
         self._writing = deque[tuple[float, Key]]()  # and when it will be there
+        self._dropped = deque[tuple[int, Key]]()  # by the pool, and in which of the steps that have begun
         self._ended_s = 0.0  # the step before: no replica dies before its last has begun
 
     def serve(self, pool: BlockPool, clock: Clock) -> None:
@@ -54,7 +55,11 @@ class StoreSide(ElsewhereTier):
         """The replica has taken steps that end then: write what they computed."""
         while self._writing and self._writing[0][0] <= self._ended_s:
             self._writing.popleft()
-        for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
+        for number, (end_s, events) in enumerate(zip(ends_s, self._log.take_by_step(), strict=True)):
+            while self._dropped and self._dropped[0][0] <= number:
+                _, dropped = self._dropped.popleft()
+                if dropped in self._contents:
+                    self._contents.refresh(dropped)
             for key in (key for event in events if isinstance(event, Stored) for key in event.keys):
                 self._put(key, end_s)
         self._ended_s = ends_s[-1]
@@ -81,6 +86,7 @@ class StoreSide(ElsewhereTier):
                 self._contents.drop(key)
                 self.counts.stored -= 1
         self._writing.clear()
+        self._dropped.clear()
         for link in (self._write, self._load):
             link.own.break_off(now)
 
@@ -97,7 +103,12 @@ class StoreSide(ElsewhereTier):
         return isinstance(key, bytes) and self._store.has(key, self._clock.now())
 
     def refresh(self, key: Key) -> None:
-        self._contents.refresh(key)
+        """The pool drops a content, which was of use until now."""
+        self._dropped.append((self._log.steps, key))
+
+    def add(self, key: Key) -> None:
+        """The same of one that is not there yet."""
+        self.refresh(key)
 
     def hold(self, key: Key) -> int:
         self._own[key] += 1

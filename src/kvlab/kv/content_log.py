@@ -102,6 +102,11 @@ class ContentLog:
             other.next_step()
         self._starts.append(len(self._events))
 
+    @property
+    def steps(self) -> int:
+        """How many steps are behind the one that events are of, of those since the last call."""
+        return len(self._starts)
+
     def take(self) -> list[ContentEvent]:
         """The events since the last call, in order."""
         events, self._events, self._starts = self._events, [], []
