@@ -15,6 +15,7 @@ from kvlab.lab.results.tables import count, new_table
 SPAN = 32.0  # times the rate that the workload has, up and down, where no bounds are given
 _DIGITS = 4  # of a rate
 _MOST = 64  # replicas that are tried, unless fleet.replicas says
+_LEAST_GAIN = 0.5  # percent of the requests; of less it is said that more replicas do not help
 
 
 class RateSearch(LimitSearch):
@@ -158,7 +159,13 @@ class ReplicaSearch(LimitSearch):
                 more = f"more are not better here: {self.point(most)} has {self.shares(most)}"
                 return [f"none of those tried holds: {near}; {more}; take wider limits, or another fleet.router"]
             has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
-            return [f"no number of replicas holds: {has}; take wider limits, or allow more (fleet.replicas=MOST)"]
+            advice = "take wider limits, or allow more (fleet.replicas=MOST)"
+            if fewer := [value for value in self.ended if value < most]:
+                before = max(fewer)
+                if self.ended[most].metrics[ATTAINMENT] - self.ended[before].metrics[ATTAINMENT] < _LEAST_GAIN:
+                    advice = f"{self.point(before)} keeps as many, so that more do not help: take wider limits, or "
+                    advice += "make each faster (executor.tensor_parallel, hardware)"
+            return [f"no number of replicas holds: {has}; {advice}"]
         held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
         below = [f"below it: {self.point(limits.fails)}: {self.shares(limits.fails)}"] if limits.fails else []
         errors = self.errors(limits.holds, min)
