@@ -19,6 +19,9 @@ Feature: Advice
     Then it ends with status 0
     And it says "Change nothing: of"
     And the first advice is "change nothing"
+    When I ask for advice on "workload.num_requests=40 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200 devices=2 price_per_hour=1 keep=[executor.dtype,executor.weights,kv,scheduler]"
+    Then it says "Change nothing: of"
+    And it says "1 device at 21.57 a million output tokens would keep the limits as well"
 
   @R30.4 @R30.15
   Scenario: The same command again

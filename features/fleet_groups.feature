@@ -75,9 +75,9 @@ Feature: Fleets of unequal replicas
     Scenario: The model of a fleet on two kinds of devices
       When I plan "model=qwen3_8b executor=simulated fleet.groups=[{count:4,hardware:h100_sxm},{count:2,hardware:l4,name:small}] lengths=1000"
       Then the planner says "each replica of h100_sxm, qwen3_8b"
-      And the planner says "24,652 blocks"
+      And the planner says "23,988 blocks"
       And the planner says "each replica of small, qwen3_8b"
-      And the planner says "906 blocks"
+      And the planner says "838 blocks"
 
     @R28.15
     Scenario: A group whose devices are too small for the model

@@ -157,6 +157,9 @@ class Advice:
         is_near = uneven is not None and (uneven.figures.within or 0.0) >= HOLDS
         if plan.figures.within is not None and plan.figures.within < HOLDS and not is_near:
             answer += f" {unkept(plan, self.proposals, self.goal.limits)}"
+        enough = [each for each in self.frontier if (each.within or 0.0) >= HOLDS]
+        if enough and (least := min(enough, key=lambda each: each.devices)).devices < plan.figures.devices:
+            answer += f" {least.priced} would keep the limits as well ({least.goal} on {self.first})."
         if self.traffic.unknown:
             found = f"what a prefix cache could find is {self.traffic.unknown.partition(':')[0]}"
         elif room.ceiling > 0.005:
