@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvlab.cli.advise import compose_today
+from kvlab.cli.advise import compose_today, words_of
+from kvlab.errors import ConfigError
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
 from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.settings import AdviseSettings
@@ -82,3 +83,11 @@ def test_what_is_simulated_has_what_the_server_of_its_command_takes(
     words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)
+
+
+@pytest.mark.parametrize("key", ["kv.nothing", "kv.dtype.x", "seed.x", "kv.", "fleet.link.x"])
+def test_what_is_kept_is_a_setting_or_a_group_of_them(key: str) -> None:
+    own = ["kv", "kv.dtype", "fleet.link.gb_s", "fleet.groups.1.scheduler", "hardware.name", "tags.side"]
+    words_of(AdviseSettings(keep=own), ["hardware=h100_sxm"])
+    with pytest.raises(ConfigError, match="is none of the settings that advice changes"):
+        words_of(AdviseSettings(keep=[key]), ["hardware=h100_sxm"])
