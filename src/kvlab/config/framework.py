@@ -38,8 +38,9 @@ class FrameworkConfig:
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
         one_of("framework.expert_kernels", self.expert_kernels, EXPERT_KERNELS)
-        all_at_least("framework", self, "step_us prompts_us sequence_us token_us device_token_us eager_layer_us", 0)
-        all_at_least("framework", self, "request_us prompt_token_us output_token_us fused_allreduce_mib", 0)
+        of_steps = ("step_us", "prompts_us", "sequence_us", "token_us", "device_token_us", "eager_layer_us")
+        others = ("request_us", "prompt_token_us", "output_token_us", "fused_allreduce_mib")
+        all_at_least("framework", self, (*of_steps, *others), 0)
 
     @property
     def vllm_key(self) -> tuple[int, ...] | None:
