@@ -66,6 +66,8 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
         ("sglang", "", {"executor.tensor_parallel": 4}),
         ("sglang", "", {"scheduler.max_batched_tokens": 32_768, "executor.memory_utilization": 0.5}),
         ("sglang", "executor.memory_utilization=0.7", {"scheduler.max_batched_tokens": 32_768}),
+        ("vllm", "model=deepseek_v3", {"kv.dtype": "fp8_e4m3"}),
+        ("vllm", "model=deepseek_v3 kv.block_size=32", {"kv.dtype": "fp8_e4m3"}),
         ("trtllm", "", {"kv.block_size": 64}),
         ("trtllm", "", {"scheduler.long_prefill_threshold": 16}),
         ("trtllm", "", {"kv.block_size": 64, "scheduler.chunk_unit": 16}),
@@ -79,8 +81,11 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
 def test_what_is_simulated_has_what_the_server_of_its_command_takes(
     framework: str, own: str, settings: dict[str, Any]
 ) -> None:
-    """SGLang its share of the memory, TensorRT-LLM chunks of its blocks, and all their own orders of a step."""
-    words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
+    """SGLang its share of the memory, vLLM its blocks of latent attention, TensorRT-LLM chunks of its blocks, and
+    all their own orders of a step.
+    """
+    words = ["executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
+    words += [] if "model=" in own else ["model=qwen3_4b"]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)
 
