@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvlab.cli.advise import compose_today
+from kvlab.cli.advise import compose_today, words_of
 from kvlab.config.fleet import FleetConfig
 from kvlab.config.groups import with_settings
+from kvlab.errors import ConfigError
 from kvlab.lab.advise.changes import TrafficFacts, possible_changes
 from kvlab.lab.advise.parts import changed
 from kvlab.lab.advise.settings import AdviseSettings
@@ -68,6 +69,8 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
         ("sglang", "", {"executor.tensor_parallel": 4}),
         ("sglang", "", {"scheduler.max_batched_tokens": 32_768, "executor.memory_utilization": 0.5}),
         ("sglang", "executor.memory_utilization=0.7", {"scheduler.max_batched_tokens": 32_768}),
+        ("vllm", "model=deepseek_v3", {"kv.dtype": "fp8_e4m3"}),
+        ("vllm", "model=deepseek_v3 kv.block_size=32", {"kv.dtype": "fp8_e4m3"}),
         ("trtllm", "", {"kv.block_size": 64}),
         ("trtllm", "", {"scheduler.long_prefill_threshold": 16}),
         ("trtllm", "", {"kv.block_size": 64, "scheduler.chunk_unit": 16}),
@@ -81,8 +84,11 @@ def test_more_of_the_memory_is_tried_unless_steps_need_the_rest(framework: str, 
 def test_what_is_simulated_has_what_the_server_of_its_command_takes(
     framework: str, own: str, settings: dict[str, Any]
 ) -> None:
-    """SGLang its share of the memory, TensorRT-LLM chunks of its blocks, and all their own orders of a step."""
-    words = ["model=qwen3_4b", "executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
+    """SGLang its share of the memory, vLLM its blocks of latent attention, TensorRT-LLM chunks of its blocks, and
+    all their own orders of a step.
+    """
+    words = ["executor=simulated", "hardware=h100_sxm", f"framework={framework}", *own.split()]
+    words += [] if "model=" in own else ["model=qwen3_4b"]
     written = [f"{key}={value}" for key, value in settings.items()]
     assert changed(composed(*words), settings) == composed(*words, *written)
 
@@ -110,3 +116,11 @@ def test_each_group_has_what_the_server_of_its_command_takes(framework: str, set
     assert [replace(config, fleet=FleetConfig()) for config in own] == [
         replace(config, fleet=FleetConfig()) for config in theirs
     ]
+
+
+@pytest.mark.parametrize("key", ["kv.nothing", "kv.dtype.x", "seed.x", "kv.", "fleet.link.x"])
+def test_what_is_kept_is_a_setting_or_a_group_of_them(key: str) -> None:
+    own = ["kv", "kv.dtype", "fleet.link.gb_s", "fleet.groups.1.scheduler", "hardware.name", "tags.side"]
+    words_of(AdviseSettings(keep=own), ["hardware=h100_sxm"])
+    with pytest.raises(ConfigError, match="is none of the settings that advice changes"):
+        words_of(AdviseSettings(keep=[key]), ["hardware=h100_sxm"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from kvlab.lab.run.peer_plan import plan_peer
 from kvlab.models.families import decoder_config
 from kvlab.peers import process
 from kvlab.peers.engines.base import Assignment
+from kvlab.peers.loop import LoopClock
 from kvlab.peers.process import ProcessEngine
 from kvlab.peers.process_settings import Program
 
@@ -121,6 +123,7 @@ def test_what_is_aborted_is_forgotten(config: RunConfig, tmp_path: Path) -> None
             "the engine ended (killed by signal 40); its log ends: about to",
         ),
         ({"then": "raise"}, {}, "the engine failed: RuntimeError: out of something (its log: "),
+        ({"then": "babble"}, {"timeout_s": 20}, 'the engine wrote what is no message: [["end","a","length",'),
         ({"then": "hang"}, {"timeout_s": 0.2}, "the engine said nothing for engine.timeout_s=0.2 seconds"),
     ],
 )
@@ -132,6 +135,34 @@ def test_an_engine_that_fails_on_the_way(
         serve(engine, [request("a"), request("b")])
     assert str(raised.value).startswith(f"engine=vllm: {said}")
     assert gone(pid(engine))
+
+
+def test_a_line_that_is_too_long(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LONGEST_LINE", 2**13)
+    engine = start(config, tmp_path, timeout_s=20)
+    with pytest.raises(PeerError, match="the engine wrote a line of more than 8192 bytes"):
+        serve(engine, [request("a", output=1000)])
+    assert gone(pid(engine))
+
+
+def test_what_is_cancelled_may_wake_while_a_clock_closes() -> None:
+    clock, ended = LoopClock(), list[str]()
+
+    async def wakes() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            clock.wake()
+
+    async def last() -> None:
+        await asyncio.sleep(0)
+        ended.append("last")
+
+    clock.loop.create_task(wakes())
+    clock.wait_until(clock.now())
+    clock.close(last)
+    clock.close(last)
+    assert ended == ["last"]
 
 
 @pytest.mark.parametrize(

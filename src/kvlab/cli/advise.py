@@ -57,9 +57,9 @@ def words_of(settings: AdviseSettings, words: list[str]) -> list[str]:
 
 def _check_kept(keys: list[str]) -> None:
     """Raise ConfigError for a setting that there is none of."""
-    settings, sections, _ = known_keys()
+    settings, sections, is_open = known_keys()
     for key in keys:
-        if key not in sections and not any(f"{key}.".startswith(f"{name}.") for name in settings):
+        if key not in (*settings, *sections) and not key.startswith((*is_open, "fleet.groups.")):
             text = "is none of the settings that advice changes; write keys as kv.dtype, or kv for all of its"
             raise ConfigError("keep", key, text)
 

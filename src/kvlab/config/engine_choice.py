@@ -27,4 +27,4 @@ class EngineChoiceConfig:
     def __post_init__(self) -> None:
         registry("engine.kind").check(self.kind)
         at_least("engine.max_in_flight", self.max_in_flight, 1)
-        all_at_least("engine", self, "timeout_s start_timeout_s metrics_s", 0.001, MOST_SECONDS)
+        all_at_least("engine", self, ("timeout_s", "start_timeout_s", "metrics_s"), 0.001, MOST_SECONDS)

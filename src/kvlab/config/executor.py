@@ -55,7 +55,8 @@ class ExecutorConfig:
         one_of("executor.dtype", self.dtype, DTYPES)
         one_of("executor.weights", self.weights, WEIGHTS)
         one_of("executor.batching", self.batching, BATCHING)
-        all_at_least("executor", self, "threads tensor_parallel attention_data_parallel expert_parallel", 1)
+        groups = ("tensor_parallel", "attention_data_parallel", "expert_parallel")
+        all_at_least("executor", self, ("threads", *groups), 1)
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError("executor.memory_utilization", self.memory_utilization, "must be in (0, 1]")
 

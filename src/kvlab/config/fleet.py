@@ -59,7 +59,7 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if not 0 < self.gb_s <= MOST:
             raise ConfigError("fleet.link.gb_s", self.gb_s, "must be more than 0: nothing would ever arrive")
-        all_at_least("fleet.link", self, "setup_us piece_us", 0)
+        all_at_least("fleet.link", self, ("setup_us", "piece_us"), 0)
         one_of("fleet.link.pieces", self.pieces, PIECES)
         one_of("fleet.link.send", self.send, SENDS)
 
@@ -90,7 +90,7 @@ class ScaleConfig:
             raise ConfigError(f"{key}.target", self.target, "is a share of the blocks, at most 1, as 0.8")
         at_least(f"{key}.least", self.least, 1)
         at_least(f"{key}.every_s", self.every_s, 0.01)
-        all_at_least(key, self, "warm_up_s down_s", 0)
+        all_at_least(key, self, ("warm_up_s", "down_s"), 0)
 
     @property
     def target_given(self) -> float:
@@ -148,7 +148,7 @@ class FleetConfig:
         if self.groups:
             self._take_counts_of_groups()
         at_least("fleet.replicas", self.replicas, 1, MOST_REPLICAS)
-        all_at_least("fleet", self, "prefill split_tokens events_ms temperature", 0)
+        all_at_least("fleet", self, ("prefill", "split_tokens", "events_ms", "temperature"), 0)
         if self.prefill and self.prefill >= self.replicas:
             text = f"leaves none of fleet.replicas={self.replicas} to decode; take fewer"
             raise ConfigError("fleet.prefill", self.prefill, text)

@@ -21,7 +21,7 @@ class FrameworkConfig:
     fp8_scales: str = "dynamic"  # timing=silicon: of fp8's activations: dynamic, static or block (weights too)
     expert_kernels: str = "tables"  # timing=silicon: of experts: its tables', trtllm_gen; vLLM's triton or cutlass
     version: str | None = None  # timing=silicon: of the framework whose kernels were measured; null: the newest
-    flashinfer_sampler: bool | None = None  # a vLLM but 0.28 to 0.32 starts with FlashInfer's; null: from 0.21
+    flashinfer_sampler: bool | None = None  # FlashInfer samples at vLLM's start (0.28 to 0.32: no); null: from 0.21
     cuda_graphs: bool = True  # false: eager, as with vLLM's --enforce-eager and SGLang's --disable-cuda-graph
     eager_layer_us: float | None = None  # cuda_graphs=false: of the host for a layer; null: steps as with graphs
     fused_allreduce_mib: float | None = None  # timing=silicon: of all-reduces that end in a norm; null: its own
@@ -38,8 +38,9 @@ class FrameworkConfig:
     def __post_init__(self) -> None:
         one_of("framework.fp8_scales", self.fp8_scales, FP8_SCALES)
         one_of("framework.expert_kernels", self.expert_kernels, EXPERT_KERNELS)
-        all_at_least("framework", self, "step_us prompts_us sequence_us token_us device_token_us eager_layer_us", 0)
-        all_at_least("framework", self, "request_us prompt_token_us output_token_us fused_allreduce_mib", 0)
+        of_steps = ("step_us", "prompts_us", "sequence_us", "token_us", "device_token_us", "eager_layer_us")
+        others = ("request_us", "prompt_token_us", "output_token_us", "fused_allreduce_mib")
+        all_at_least("framework", self, (*of_steps, *others), 0)
 
     @property
     def vllm_key(self) -> tuple[int, ...] | None:

@@ -41,8 +41,9 @@ class HardwareConfig:
         for name in shares:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
-        all_at_least("hardware", self, "bandwidth_gb_s link_gb_s host_link_gb_s disk_read_gb_s disk_write_gb_s", 0)
-        all_at_least("hardware", self, "power_watts launch_us collective_us host_link_us disk_us", 0)
+        rates = ("bandwidth_gb_s", "link_gb_s", "host_link_gb_s", "disk_read_gb_s", "disk_write_gb_s")
+        others = ("power_watts", "launch_us", "collective_us", "host_link_us", "disk_us")
+        all_at_least("hardware", self, (*rates, *others), 0)
 
     @property
     def usable_bytes(self) -> int:

@@ -36,7 +36,7 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         if self.method is not None:
             registry("scheduler.speculation.method").check(self.method)
-        names = "num_speculative_tokens prompt_lookup_min prompt_lookup_max"
+        names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
         all_at_least("scheduler.speculation", self, names, 1, MOST_SPECULATED)
         if self.prompt_lookup_max < self.prompt_lookup_min:
             text = f"is less than scheduler.speculation.prompt_lookup_min={self.prompt_lookup_min}"
@@ -86,8 +86,8 @@ class SchedulerConfig:
         registry("scheduler.order").check(self.order)
         if self.on_exhaustion is not None:
             one_of("scheduler.on_exhaustion", self.on_exhaustion, EXHAUSTION)
-        all_at_least("scheduler", self, "max_batch_size max_batched_tokens max_decode_seqs max_waiting_requests", 1)
-        all_at_least("scheduler", self, "long_prefill_threshold chunk_unit prefill_wait_tokens", 1)
+        limits = ("max_batch_size", "max_batched_tokens", "max_decode_seqs", "max_waiting_requests")
+        all_at_least("scheduler", self, (*limits, "long_prefill_threshold", "chunk_unit", "prefill_wait_tokens"), 1)
         at_least("scheduler.prefill_wait_steps", self.prefill_wait_steps, 0)
         at_least("scheduler.conservativeness", self.conservativeness, 0.001)
         at_least("scheduler.max_wait_ms", self.max_wait_ms, 0, 1000 * MOST_SECONDS)

@@ -1,6 +1,7 @@
 """Values that several groups of settings have: checks, and sizes in bytes."""
 
 import re
+from collections.abc import Iterable
 
 from kvlab.errors import ConfigError
 
@@ -44,9 +45,9 @@ def at_least(key: str, value: float | None, least: float, most: float = MOST) ->
     raise ConfigError(key, value, f"must be a number, {text}")
 
 
-def all_at_least(section: str, settings: object, names: str, least: float, most: float = MOST) -> None:
-    """The same of several settings of a section, whose names stand in one text."""
-    for name in names.split():
+def all_at_least(section: str, settings: object, names: Iterable[str], least: float, most: float = MOST) -> None:
+    """The same of several settings of a section."""
+    for name in names:
         at_least(f"{section}.{name}", getattr(settings, name), least, most)
 
 

@@ -78,8 +78,8 @@ class WorkloadConfig:
         self._check_trace()
         at_least("workload.block_tokens", self.block_tokens, 1, MAX_WHOLE)
         at_least("workload.burstiness", self.burstiness, _LEAST_BURSTINESS, MOST)
-        all_at_least("workload", self, "concurrency num_requests num_groups turns", 1)
-        all_at_least("workload", self, "system_len group_len", 0)
+        all_at_least("workload", self, ("concurrency", "num_requests", "num_groups", "turns"), 1)
+        all_at_least("workload", self, ("system_len", "group_len"), 0)
         if self.pin_prefix and not self.system_len + self.group_len:
             text = "pins what prompts begin with; set workload.system_len or workload.group_len"
             raise ConfigError("workload.pin_prefix", self.pin_prefix, text)

@@ -60,7 +60,7 @@ class LoopClock(WallClock):
             await asyncio.gather(*tasks, return_exceptions=True)
             await last()
 
-        self.loop.run_until_complete(end())
+        self.run(end())  # to its end, though what is cancelled may `wake`
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 

@@ -25,7 +25,7 @@ from kvlab.peers.remote import Exchange, RemoteEngine
 _PROGRAMS = Path(__file__).parent / "programs"
 _LOG = "engine.log"  # in the run's directory: what the process prints
 _SHAPES = "shapes"  # beside the engines' environments: configurations of architectures that have no checkpoint
-_LONGEST_LINE = 2**30  # bytes of a message: what a step of any size comes to
+_LONGEST_LINE = 2**26  # bytes of a message: a hundred for each token of a step
 _LAST_S = 5.0  # for a process that was killed to be gone
 _HINTS = {
     signal.SIGILL: ", an instruction that the processor or the system refuses",
@@ -151,14 +151,18 @@ class ProcessEngine(RemoteEngine):
             self._process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Take the process's lines, to its end."""
-        while (line := await process.stdout.readline() if process.stdout else b"").endswith(b"\n"):
-            self._heard = self.clock.now()
-            try:
-                self._take(json.loads(line))
-            except (ValueError, LookupError, TypeError):
-                self._lost(self._error(f"wrote what is no message: {shown(line[:-1].decode(errors='replace'))}"))
-        self._lost(self._error(f"ended ({await _ending(process)}){self._last_words()}"))
+        """Take the process's lines, to its end or to one that is no message."""
+        text = ""
+        try:
+            while not text and (line := await process.stdout.readline() if process.stdout else b"").endswith(b"\n"):
+                self._heard = self.clock.now()
+                try:
+                    self._take(json.loads(line))
+                except Exception:  # of any kind: a line may hold anything
+                    text = f"wrote what is no message: {shown(line[:-1].decode(errors='replace'))}"
+        except ValueError:
+            text = f"wrote a line of more than {_LONGEST_LINE} bytes"
+        self._lost(self._error(text or f"ended ({await _ending(process)}){self._last_words()}"))
 
     def _take(self, message: list[Any]) -> None:
         if message and message[0] == "ready":

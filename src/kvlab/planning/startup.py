@@ -14,7 +14,8 @@ vLLM runs its largest step once and samples a full batch before it sizes the cac
                 rows of their own. FlashInfer's sampler takes 14, too (logits, float32, what top-k leaves of them,
                 probabilities) and no rows: the default from 0.21, and where it is installed until 0.11.0, as in
                 vLLM's Docker images. Model runner V2 (dense models from 0.28, all from 0.29) samples without top-k:
-                its logits alone, 2 bytes. From 0.33 it samples once more with all that requests may ask for
+                its logits alone, 2 bytes. From 0.33 it samples once more with all that requests may ask for: 14
+                bytes by FlashInfer, without it logits and float32, 6 bytes, and the rows of the kernel
     counts      V2 keeps how often each sequence has each token, for penalties, and a bit for those of its prompt
     compiling   from 0.16 Inductor times combined kernels on example inputs, the embedding's table among them. A
                 start that finds its kernels compiled (a warm cache) does not, and gives those bytes to the cache

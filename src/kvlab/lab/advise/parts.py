@@ -9,7 +9,7 @@ from kvlab.config.groups import OWN_KEYS, with_settings
 from kvlab.planning.devices import usual_server
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
-_SHARE, _UNIT = "executor.memory_utilization", "scheduler.chunk_unit"
+_SHARE, _BLOCK, _UNIT = "executor.memory_utilization", "kv.block_size", "scheduler.chunk_unit"
 _OF_BATCHES = "order", "reserve_prompt", "reserve_output", "conservativeness"  # which static batches have as kvlab
 
 
@@ -85,8 +85,9 @@ def _with_usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -
 
 def _usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the simulated server takes with other settings where it had its own, but for those that are `given`:
-    SGLang's share of the memory follows from its steps and devices, TensorRT-LLM's chunks from its blocks, and how
-    it decides its steps from its forming no static batches.
+    SGLang's share of the memory follows from its steps and devices, vLLM's blocks of latent attention from the type
+    of K and V, TensorRT-LLM's chunks from its blocks, and how it decides its steps from its forming no static
+    batches.
     """
     before, after = usual_server(config), usual_server(other)
     usual: dict[str, Any] = {}
@@ -94,6 +95,8 @@ def _usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -> dic
         return usual
     if config.executor.memory_utilization == before.memory_utilization:
         usual[_SHARE] = after.memory_utilization
+    if config.kv.block_size == before.block_size:
+        usual[_BLOCK] = after.block_size
     if config.scheduler.policy == "static" != other.scheduler.policy:
         own = SchedulerConfig()
         unset = (name for name in _OF_BATCHES if getattr(config.scheduler, name) == getattr(own, name))

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import weakref
-from functools import partial
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from kvlab.config import TrackingConfig
 from kvlab.confined import end_module, start_module
 from kvlab.errors import TrackingError
 from kvlab.lab.tracking.access import import_client
-from kvlab.lab.tracking.base import Tracker
+from kvlab.lab.tracking.base import Point, RunStatus, Tracker
 from kvlab.lab.tracking.mlflow_tracker import start_run
 from kvlab.lab.tracking.uri import is_server, resolve_uri
 from kvlab.secrets import take_from_environment, taken_from_environment
@@ -52,9 +52,23 @@ class _TrackerBeside(Tracker):
     """A run whose tracker is in another process, which is asked for each call."""
 
     def __init__(self, process: TrackingProcess, run_id: str | None, where: str) -> None:
-        self.run_id, self._where = run_id, where
-        for method in ("log_metrics", "log_series", "watch_system", "log_artifacts", "finish"):
-            setattr(self, method, partial(process.ask, method))
+        self.run_id = run_id
+        self._process, self._where = process, where
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> None:
+        self._process.ask("log_metrics", metrics)
+
+    def log_series(self, series: Mapping[str, Sequence[Point]]) -> None:
+        self._process.ask("log_series", series)
+
+    def watch_system(self) -> None:
+        self._process.ask("watch_system")
+
+    def log_artifacts(self, directory: Path) -> None:
+        self._process.ask("log_artifacts", directory)
+
+    def finish(self, status: RunStatus, error: str | None = None) -> None:
+        self._process.ask("finish", status, error)
 
     def where(self) -> str:
         return self._where
