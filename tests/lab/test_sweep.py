@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import re
 import signal
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +19,14 @@ from kvlab.lab.campaigns.sweep import history
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.lab.campaigns.sweep.results import best, medians, status_of
 from kvlab.lab.results.provenance import config_digest, sweep_digest
+from kvlab.lab.run import execute, serve
+from kvlab.lab.terminal import Terminal
 from kvlab.lab.tracking import open_store
 from kvlab.lab.tracking.process import is_alive, this_process
 from kvlab.lab.tracking.search import TrackedRun
 from tests.support.commands import Lab
+from tests.support.plans import compose_run
+from tests.support.runs import context_of
 
 
 @pytest.fixture
@@ -281,3 +290,23 @@ def test_a_sweep_that_still_runs_is_not_resumed(lab: Lab) -> None:
     ended = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="again")
     assert ended.code == 0
     assert "'sweep kv.num_blocks' was left running on another machine, elsewhere, as process 12" in ended.output
+
+
+def test_a_point_leaves_no_engine_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next point, or another engine, needs its memory."""
+    config = compose_run(
+        "model=qwen3_tiny", "kv.num_blocks=64", "workload.num_requests=2", "tracking=off", "figures=false"
+    )
+    start, engines = serve.start_engine, list[weakref.ref[object]]()
+
+    def started(*args: Any) -> object:
+        engines.append(weakref.ref(engine := start(*args)))
+        return engine
+
+    monkeypatch.setattr(execute, "start_engine", started)
+    gc.disable()
+    try:
+        execute.execute(replace(context_of(config, tmp_path, Terminal(file=io.StringIO())), in_sweep=True))
+    finally:
+        gc.enable()
+    assert [engine() for engine in engines] == [None]

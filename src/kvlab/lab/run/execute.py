@@ -1,5 +1,6 @@
 """One run from configuration to result: plan, serve, measure, record."""
 
+import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,7 +39,11 @@ def execute(context: RunContext) -> RunResult:
         if not context.in_sweep:  # whose directory was checked
             claim.enter_context(claimed("hydra.run.dir", context.directory))
         # From the start: a signal that nothing handles would leave the run open.
-        return _execute(context, guard.enter_context(stop_on_signal(context.console)), guard.close)
+        try:
+            return _execute(context, guard.enter_context(stop_on_signal(context.console)), guard.close)
+        finally:
+            if context.in_sweep and context.made.config.executor.kind != "simulated":
+                gc.collect()  # an engine and its parts name each other, and the next point needs its memory
 
 
 def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Callable[[], None]) -> RunResult:
