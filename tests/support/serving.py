@@ -17,7 +17,7 @@ from kvlab.engine.service import Engine
 from kvlab.engine.step import Executor, StepInput, StepResult
 from kvlab.errors import ConfigError
 from kvlab.kv.view import CacheView
-from kvlab.models.chat_template import Rendering
+from kvlab.models.chat_template import AS_USUAL, Rendering
 from kvlab.models.grammars import Grammars
 from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.app import build_app
@@ -27,8 +27,6 @@ from kvlab.server.model import ServedModel
 from kvlab.server.serving import Serving
 from tests.support.engines import assert_empty, make_engine
 from tests.support.model import tiny_config
-
-_AS_USUAL = Rendering()
 
 
 class Letters(Tokenizer):
@@ -54,7 +52,7 @@ class Letters(Tokenizer):
     def encode_rendered(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def render(self, messages: Sequence[Message], how: Rendering = _AS_USUAL) -> str:
+    def render(self, messages: Sequence[Message], how: Rendering = AS_USUAL) -> str:
         if any(message.role == "function" for message in messages):
             raise ConfigError("messages", "function", "the template knows no such role")
         return "".join(f"{message.role}: {message.content}\n" for message in messages)

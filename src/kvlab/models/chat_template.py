@@ -24,7 +24,7 @@ class Rendering(NamedTuple):
     variables: Mapping[str, Any] | None = None
 
 
-_AS_USUAL = Rendering()
+AS_USUAL = Rendering()
 
 
 class ChatTemplate:
@@ -49,7 +49,7 @@ class ChatTemplate:
         """Its text, and the special tokens that it may name."""
         return {"chat_template": self._text, **self._variables}
 
-    def render(self, messages: Sequence[Message], how: Rendering = _AS_USUAL) -> str:
+    def render(self, messages: Sequence[Message], how: Rendering = AS_USUAL) -> str:
         """The messages as one text. Raises TokenizerError for messages that the template does not take, or whose
         last it writes otherwise.
         """

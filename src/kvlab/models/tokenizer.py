@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.core import Message
 from kvlab.errors import TokenizerError, shown
-from kvlab.models.chat_template import ChatTemplate, Rendering
+from kvlab.models.chat_template import AS_USUAL, ChatTemplate, Rendering
 from kvlab.models.files import check_file, read_object
 from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.hub import HubError
@@ -31,7 +31,6 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # what SentencePiece calls a byte
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2's vocabulary writes as they are
 _OTHER = (byte for byte in range(256) if byte not in _PLAIN)  # the others are characters from 256 on
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + at): byte for at, byte in enumerate(_OTHER)}
-_AS_USUAL = Rendering()
 _ADVICE = (
     "use model=smollm2_135m (kvlab fetch smollm2) or another checkpoint that has one, or lend it one, as "
     "model.tokenizer=fetched:smollm2"
@@ -74,7 +73,7 @@ class Tokenizer:
             return bytes([int(byte[1], 16)])
         return bytes(_BYTES[letter] for letter in entry) if entry and _BYTES.keys() >= set(entry) else None
 
-    def render(self, messages: Sequence[Message], how: Rendering = _AS_USUAL) -> str:
+    def render(self, messages: Sequence[Message], how: Rendering = AS_USUAL) -> str:
         """Messages as the text that the checkpoint was trained with; see `ChatTemplate.render`. Raises
         TokenizerError.
         """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.core import Message
 from kvlab.errors import KvlabError
-from kvlab.models.chat_template import Rendering
+from kvlab.models.chat_template import AS_USUAL, Rendering
 from kvlab.models.tokenizer import Tokenizer
 from kvlab.server.errors import ApiError, context_exceeded
 from kvlab.server.tool_forms import form_of
@@ -69,7 +69,7 @@ class ServedModel:
         *,
         bounded: bool = True,
         special: bool | None = None,
-        rendering: Rendering | None = None,
+        rendering: Rendering = AS_USUAL,
     ) -> tuple[int, ...]:
         """The ids of a text or of a conversation, which came as `field`. With `bounded`, a text that is far too
         long for the model is not encoded to its end. `special`: with the tokens that the checkpoint begins a text
@@ -82,7 +82,7 @@ class ServedModel:
             raise ApiError(400, text, field)
         try:
             is_text = isinstance(prompt, str)
-            text = prompt if isinstance(prompt, str) else tokenizer.render(prompt, rendering or Rendering())
+            text = prompt if isinstance(prompt, str) else tokenizer.render(prompt, rendering)
             is_special = is_text if special is None else special
             encode = tokenizer.encode if is_special else tokenizer.encode_rendered
             head = text[: _HEAD_CHARS * self.max_tokens]

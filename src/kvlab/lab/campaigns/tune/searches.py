@@ -160,11 +160,11 @@ class ReplicaSearch(LimitSearch):
                 return [f"none of those tried holds: {near}; {more}; take wider limits, or another fleet.router"]
             has = f"even {self.point(most)}, the most tried, has {self.shares(most)}"
             advice = "take wider limits, or allow more (fleet.replicas=MOST)"
-            if fewer := [value for value in self.ended if value < most]:
-                before = max(fewer)
-                if self.ended[most].metrics[ATTAINMENT] - self.ended[before].metrics[ATTAINMENT] < _LEAST_GAIN:
-                    advice = f"{self.point(before)} keeps as many, so that more do not help: take wider limits, or "
-                    advice += "make each faster (executor.tensor_parallel, hardware)"
+            within = {value: ended.metrics[ATTAINMENT] for value, ended in self.ended.items()}
+            before = max((value for value in within if value < most), default=None)
+            if before is not None and within[most] - within[before] < _LEAST_GAIN:
+                advice = f"{self.point(before)} keeps as many, so that more do not help: take wider limits, or "
+                advice += "make each faster (executor.tensor_parallel, hardware)"
             return [f"no number of replicas holds: {has}; {advice}"]
         held = f"least: {self.point(limits.holds)}: {self.shares(limits.holds)}"
         below = [f"below it: {self.point(limits.fails)}: {self.shares(limits.fails)}"] if limits.fails else []
