@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from experiments.planner_vs_vllm.run import Case, cases
-from kvlab.config import FrameworkConfig
+from kvlab.config import FrameworkConfig, HardwareConfig
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.planning.devices import lacking_for_steps, plan_on_devices
@@ -67,6 +67,20 @@ def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, exp
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
+        ("0.10.0", Startup(38)),
+        ("0.21.0", Startup(14, 128, compiles=True, graphs=True)),
+        (None, Startup(6, 128, compiles=True, graphs=True, counts=True)),
+    ],
+)
+def test_flashinfer_samples_on_nvidias_devices_alone(version: str | None, expected: Startup) -> None:
+    amd = HardwareConfig("mi300x", "196592MiB", cuda=False)
+    assert startup(FrameworkConfig(version=version), amd) == expected
+    assert startup(FrameworkConfig(version=version, flashinfer_sampler=True), amd) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
         ("0.19", Startup(14, 128)),
         ("0.21.0", Startup(14)),
         ("0.28.0", Startup(2, counts=True)),
@@ -75,6 +89,11 @@ def test_a_sampler_of_flashinfer_counts_less(version: str, flashinfer: bool, exp
 )
 def test_nothing_is_compiled_or_captured_without_graphs(version: str | None, expected: Startup) -> None:
     assert startup(FrameworkConfig(version=version, cuda_graphs=False)) == expected
+
+
+def test_tensorrt_llm_is_refused_on_devices_of_others() -> None:
+    with pytest.raises(ConfigError, match=r"framework=trtllm: runs on NVIDIA's devices alone, and hardware=mi300x"):
+        composed("executor=simulated", "hardware=mi300x", "framework=trtllm", "model=llama3_1_8b")
 
 
 def test_synchronous_vllm_counts_as_before() -> None:

@@ -126,6 +126,17 @@ def test_devices_divide_the_work_and_add_all_reduces() -> None:
     assert two.links == pytest.approx(2 * model.num_layers * model.hidden_size * 2 / 1e9)
 
 
+def test_in_a_mesh_two_devices_have_one_link() -> None:
+    model, mesh = tiny_config(), replace(PLAIN, link_peers=7)
+    links = {
+        (hardware.link_peers, devices): timing(model, hardware, devices).step(counts(64), counts(64), 1).links
+        for hardware in (mesh, PLAIN)
+        for devices in (2, 4, 8)
+    }
+    ratios = [links[7, devices] / links[0, devices] for devices in (2, 4, 8)]
+    assert ratios == pytest.approx([7, 7 / 3, 1])
+
+
 def test_over_pcie_more_devices_share_their_paths() -> None:
     model, shared = tiny_config(), replace(PLAIN, links_shared=True, collective_us=3.0)
     own = replace(shared, links_shared=False)

@@ -20,8 +20,8 @@ def test_a_device_has_what_a_run_asks_of_it(name: str) -> None:
     assert hardware.name == name
     assert 0.9 < hardware.usable_bytes / parse_bytes(hardware.memory, key="hardware.memory") <= 1
     assert {"bfloat16", "float16", "float32"} <= set(hardware.tflops)
-    rates = (hardware.bandwidth_gb_s, hardware.link_gb_s, hardware.host_link_gb_s, hardware.power_watts)
-    assert min(rates) > 0
+    assert min(hardware.bandwidth_gb_s, hardware.link_gb_s, hardware.power_watts) > 0
+    assert (hardware.host_link_gb_s > 0) == (name != "gb10")  # whose host has no memory of its own
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,9 @@ def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequenc
         # From the sources of each version.
         ("0.28.0", "b200_sxm", 180, 16_384, 1_024, True),
         ("0.27.0", "b200_sxm", 180, 8_192, 1_024, True),
+        ("0.33.0", "gb10", 119.7, 2_048, 256, True),
+        ("0.32.0", "gb10", 119.7, 8_192, 1_024, True),
+        ("0.33.0", "mi300x", 191.98, 16_384, 1_024, True),
         ("0.14.0", "h100_sxm", 79.6, 8_192, 1_024, True),
         ("0.13.0", "h100_sxm", 79.6, 8_192, 1_024, False),
         ("0.9.0", "a100_sxm", 79.6, 2_048, 256, False),

@@ -85,8 +85,8 @@ def _reads_words(config: RunConfig) -> bool:
 
 
 def _samples_at_start(config: RunConfig) -> bool:
-    is_vllm = _is_simulated(config) and config.framework.tables == "vllm"
-    version = config.framework.vllm_key if is_vllm else None
+    has_sampler = _is_simulated(config) and (config.hardware is None or config.hardware.cuda)
+    version = config.framework.vllm_key if has_sampler and config.framework.tables == "vllm" else None
     return version is not None and not (0, 28) <= version < (0, 33)
 
 
@@ -178,7 +178,7 @@ CONDITIONS = (
     Condition(
         "framework.flashinfer_sampler",
         _samples_at_start,
-        "simulated devices of a vLLM before 0.28, or from 0.33 on (framework.version)",
+        "simulated devices of NVIDIA with a vLLM before 0.28, or from 0.33 on (framework.version)",
     ),
     *_each("executor", "device threads", _loads, "executors that compute"),
     Condition(

@@ -32,6 +32,9 @@ class EngineConfig:
         if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
             text = f"is less than kv.block_size={size}: a step could not fill a block"
             raise ConfigError("scheduler.max_batched_tokens", tokens, text)
+        if self.hardware is not None and not self.hardware.cuda and self.framework.tables == "trtllm":
+            text = f"runs on NVIDIA's devices alone, and hardware={self.hardware.name} is none; take vllm or sglang"
+            raise ConfigError("framework", self.framework.name, text)
         mode = self.scheduler.preemption.mode
         if mode != "recompute" and self.kv.offload is None and self.kv.offload_disk is None:
             text = "copies blocks to host memory, and kv.offload=null has none; set it, as kv.offload=4GiB"

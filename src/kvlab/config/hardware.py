@@ -16,6 +16,7 @@ class HardwareConfig:
     bandwidth_gb_s: float = 0.0  # of its memory, in 10^9 bytes per second; for timing=roofline
     tflops: dict[str, float] = field(default_factory=dict)  # of dense matrix products, by dtype, in 10^12
     link_gb_s: float = 0.0  # to its peers, in one direction, in 10^9 bytes per second
+    link_peers: int = 0  # devices with a link to each, link_gb_s in all (Infinity Fabric); 0: a switch, or no mesh
     links_shared: bool = False  # links meet in the host (PCIe without NVLink): pairs of devices share one path
     bandwidth_efficiency: float = 0.8  # share of the memory's bandwidth that kernels sustain, 0 to 1
     compute_efficiency: float = 0.7  # share of the arithmetic that matrix products sustain, 0 to 1
@@ -25,6 +26,7 @@ class HardwareConfig:
     power_watts: float = 0.0  # of the device or its board at most, by its data sheet: bounds the energy of a run
     link_efficiency: float = 0.7  # share of the links' bandwidth that collectives sustain, 0 to 1
     host_link_efficiency: float = 0.85  # share of the host link's bandwidth that copies of blocks sustain, 0 to 1
+    cuda: bool = True  # NVIDIA's: FlashInfer and TensorRT-LLM run on it
     launch_us: float = 1.5  # from a kernel's end to the next one's start
     collective_us: float = 8.0  # before the first byte of an all-reduce moves
     host_link_us: float = 10.0  # before the first byte of a copy from the host's memory is there
@@ -43,7 +45,7 @@ class HardwareConfig:
                 raise ConfigError(f"hardware.{name}", getattr(self, name), "must be in (0, 1]")
         rates = ("bandwidth_gb_s", "link_gb_s", "host_link_gb_s", "disk_read_gb_s", "disk_write_gb_s")
         others = ("power_watts", "launch_us", "collective_us", "host_link_us", "disk_us")
-        all_at_least("hardware", self, (*rates, *others), 0)
+        all_at_least("hardware", self, (*rates, *others, "link_peers"), 0)
 
     @property
     def usable_bytes(self) -> int:

@@ -8,6 +8,7 @@ from kvlab.config.values import parse_bytes
 
 _MIB = 2**20
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")  # of data centres
+_GB10 = "gb10"  # whose memory is that of a large device, and whose arithmetic is not
 
 
 class ServerDefaults(NamedTuple):
@@ -86,7 +87,8 @@ def server_defaults(
     version that is none.
 
     Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
-    since 0.9, devices of 160 GiB the largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
+    since 0.9, a GB10 since 0.33, devices of 160 GiB the
+    largest since 0.28; read in 0.8.5 to 0.33), and `CacheConfig`, whose
     share of the memory grew in 0.21 with CUDA graphs that it counts (vllm-project/vllm 38284); SGLang's
     `server_args.py` (`sglang_memory`; at least 2,048 running requests; pages of one token, which are simulated as
     blocks of 16, and of 64 on B200 and the like, where it takes TensorRT-LLM's kernels), whose overlap scheduler
@@ -146,7 +148,7 @@ def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int,
     key = version_key(version)
     if gib >= 160 and key >= (0, 28):
         tokens, sequences = 16_384, 1_024
-    elif gib >= 70 and ("a100" not in device.lower() or key < (0, 9)):
+    elif gib >= 70 and not (("a100" in device.lower() and key >= (0, 9)) or (device == _GB10 and key >= (0, 33))):
         tokens, sequences = 8_192, 1_024
     else:
         tokens, sequences = 2_048, 256

@@ -87,7 +87,7 @@ def _shared_bytes(start: Startup, hardware: HardwareConfig, devices: int) -> int
 def share_in_words(config: EngineConfig, hardware: HardwareConfig) -> str:
     """How much of its device's memory a server takes, and whose default that is unless it was set."""
     executor = config.executor
-    share, start = executor.memory_utilization, startup(config.framework)
+    share, start = executor.memory_utilization, startup(config.framework, config.hardware)
     shared = _shared_bytes(start, hardware, executor.devices)
     text = f"executor.memory_utilization={share:g} of {format_bytes(shared)}"
     text += "" if start.profiled else " free before the weights"
@@ -105,7 +105,7 @@ def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: W
     """That steps may need more than a share of the memory leaves them which is larger than the framework's own, in
     words; None: they do not, or the cache's size was given instead.
     """
-    share, start = config.executor.memory_utilization, startup(config.framework)
+    share, start = config.executor.memory_utilization, startup(config.framework, config.hardware)
     if start.profiled or config.kv.memory is not None or config.kv.num_blocks is not None:
         return None
     usual = usual_server(config)

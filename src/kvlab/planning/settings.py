@@ -44,7 +44,7 @@ def memory_settings(
         random_sampling=random_sampling,
         devices=devices,
         ranks=1 if devices else config.executor.tensor_parallel,
-        startup=startup(config.framework),
+        startup=startup(config.framework, config.hardware),
     )
 
 

@@ -27,7 +27,7 @@ With enforce_eager nothing is compiled and there are no graphs (framework.cuda_g
 
 from dataclasses import dataclass
 
-from kvlab.config import FrameworkConfig
+from kvlab.config import FrameworkConfig, HardwareConfig
 
 _MIB = 2**20
 _SMALL_TENSOR, _SMALL_SEGMENT, _LARGE_TENSOR, _LARGE_SEGMENT = _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB
@@ -78,13 +78,15 @@ _NOT_AS_VLLM = {
 }
 
 
-def startup(framework: FrameworkConfig) -> Startup:
+def startup(framework: FrameworkConfig, hardware: HardwareConfig | None = None) -> Startup:
     """Of the framework's version, the newest known one unless set. Raises ConfigError for what is no version."""
     version = framework.vllm_key
     if framework.tables != "vllm" or version is None:
         return _NOT_AS_VLLM.get(framework.name, OTHERS)
+    has_flashinfer = hardware is None or hardware.cuda
+    flashinfer = framework.flashinfer_sampler if has_flashinfer else False
     if version < (0, 28):
-        flashinfer = framework.flashinfer_sampler
+        unsure = version < (0, 11, 1) and flashinfer is None
         if flashinfer is None:
             flashinfer = version >= (0, 21)
         sorts = version < (0, 17)
@@ -93,9 +95,9 @@ def startup(framework: FrameworkConfig) -> Startup:
             scratch_rows=0 if sorts or flashinfer else 128,
             compiles=version >= (0, 16) and framework.cuda_graphs,
             graphs=version >= (0, 21) and framework.cuda_graphs,
-            unsure=version < (0, 11, 1) and framework.flashinfer_sampler is None,
+            unsure=unsure,
         )
-    greedy, flashinfer = version < (0, 33), framework.flashinfer_sampler is not False
+    greedy, flashinfer = version < (0, 33), flashinfer is not False
     return Startup(
         logit_bytes=2 if greedy else FLASHINFER_BYTES if flashinfer else 6,
         scratch_rows=0 if greedy or flashinfer else 128,

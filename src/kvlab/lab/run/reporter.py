@@ -219,7 +219,7 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
         text += ", prompts in chunks (of a server with enable_chunked_prefill, which is off by default)"
     if hardware and config.kv.memory is None and config.kv.num_blocks is None:
         text += f"; {share_in_words(config, hardware)}"
-        start = startup(config.framework)
+        start = startup(config.framework, config.hardware)
         if start.otherwise and plan.working.is_of_logits:
             text += f"; vLLM counts {start.logit_bytes} bytes for each logit at its start{start.otherwise}"
     return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text

@@ -26,7 +26,7 @@ _OF_KERNELS = ("fp8_scales", "expert_kernels", "fused_allreduce_mib", "device_to
 _TO_HOST = ("host_link_gb_s", "host_link_efficiency", "host_link_us")
 _TO_DISK = ("disk_read_gb_s", "disk_write_gb_s", "disk_us")
 _COMPUTED = "computed"
-LINKS = ("link_gb_s", "link_efficiency", "links_shared", "collective_us")
+LINKS = ("link_gb_s", "link_efficiency", "link_peers", "links_shared", "collective_us")
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,5 +219,7 @@ class RooflineTiming(StepTiming):
         hardware = self.hardware
         sent = 2 * (devices - 1) / devices * tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]
         pairs = devices / 2 if hardware.links_shared else 1
-        once = sent / (hardware.link_gb_s * 1e9 * hardware.link_efficiency) + hardware.collective_us * 1e-6
+        used = min(1.0, (devices - 1) / hardware.link_peers) if hardware.link_peers else 1.0  # of a device's links
+        rate = used * hardware.link_gb_s * 1e9 * hardware.link_efficiency
+        once = sent / rate + hardware.collective_us * 1e-6
         return times * pairs * once
