@@ -22,6 +22,7 @@ from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, behind_front_end
+from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
@@ -133,6 +134,16 @@ def test_what_knows_prefixes_is_said_to_be_read_by_the_routers_that_have_such_a_
     sentences = without_effect(compose_run(words).config)
     unread = any(sentence.startswith("fleet.prefixes=exact has no effect") for sentence in sentences)
     assert unread == (ROUTERS.get(router).prefixes == "none")
+
+
+@pytest.mark.parametrize("router", ["dynamo", "oracle"])
+def test_a_router_that_counts_tokens_to_come_looks_at_no_sequence_that_waits(
+    router: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands for each request that comes."""
+    monkeypatch.setattr(WaitingQueue, "__iter__", lambda queue: pytest.fail("walks over the queue"))
+    log = serve(fleet_of(FleetConfig(replicas=2, router=router)), traffic(40, gap_s=0.0))
+    assert all(record.completed for record in log.records)
 
 
 def test_round_robin_over_three_is_three_engines() -> None:

@@ -135,7 +135,7 @@ class Replica:
 
     def lost_tokens(self) -> int:
         """Tokens that it computed for requests that have not ended: outputs, and prompts less what was cached."""
-        sequences = self.sequences()
+        sequences: list[Sequence] = [*self.core.scheduler.waiting, *self.running()]
         ended = [record for sent in self._open.values() for record in sent.ended]
         outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in ended]
         prompts = [
@@ -237,10 +237,9 @@ class Replica:
         """Requests that were sent here after one moment, up to another."""
         return bisect_right(self.sent_s, until_s) - bisect_right(self.sent_s, after_s)
 
-    def sequences(self) -> list[Sequence]:
-        """Its sequences that have not ended."""
-        scheduler = self.core.scheduler
-        return [sequence for sequence in (*scheduler.waiting, *scheduler.running) if sequence.finish_reason is None]
+    def running(self) -> list[Sequence]:
+        """Its sequences that run and have not ended. It may have far more that wait."""
+        return [each for each in self.core.scheduler.running if each.finish_reason is None]
 
 
 class SimulatedView:
@@ -295,15 +294,15 @@ class SimulatedView:
     @property
     def prefill_tokens(self) -> int:
         """See ReplicaView."""
-        sequences = [sequence for sequence in self._replica.sequences() if not sequence.is_decoding]
-        return sum(max(sequence.num_prompt_tokens - sequence.num_prefilled, 0) for sequence in sequences)
+        prefilling = [each for each in self._replica.running() if not each.is_decoding]
+        running = sum(max(each.num_prompt_tokens - each.num_prefilled, 0) for each in prefilling)
+        return running + self._replica.core.scheduler.waiting.prompt_tokens
 
     @property
     def work_tokens(self) -> int:
         """See ReplicaView."""
-        sequences = self._replica.sequences()
-        outputs = sum(sequence.request.expected_tokens - len(sequence.token_times_s) for sequence in sequences)
-        return outputs + self.prefill_tokens
+        outputs = sum(each.request.expected_tokens - len(each.token_times_s) for each in self._replica.running())
+        return outputs + self._replica.core.scheduler.waiting.output_tokens + self.prefill_tokens
 
     @property
     def remembered(self) -> int:
