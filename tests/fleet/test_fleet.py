@@ -146,6 +146,21 @@ def test_a_router_that_counts_tokens_to_come_looks_at_no_sequence_that_waits(
     assert all(record.completed for record in log.records)
 
 
+@pytest.mark.parametrize("settings", [{}, {"prefill": 1}, {"prefill": 1, "handshake": "decode_first"}])
+def test_what_has_not_ended_when_it_is_closed_is_aborted(settings: dict[str, Any]) -> None:
+    """What has not arrived, too."""
+    fleet, ended = fleet_of(FleetConfig(replicas=3, **settings)), list[RequestRecord]()
+    for request in traffic(20, gap_s=0.05):
+        fleet.submit(request, on_finish=ended.append)
+    while fleet.clock.now() < 0.4:
+        if fleet.step() is None:
+            fleet.clock.wait_until(fleet.next_wakeup() or 0.0)
+    fleet.close()
+    assert sorted(record.request_id for record in ended) == sorted(f"r{number}" for number in range(20))
+    assert {record.finish_reason for record in ended} == {"length", "aborted"}
+    assert not fleet.has_work()
+
+
 def test_round_robin_over_three_is_three_engines() -> None:
     requests = traffic(31)
     log = serve(fleet_of(FleetConfig(replicas=3)), requests)
