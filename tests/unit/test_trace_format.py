@@ -86,7 +86,11 @@ def test_nothing_is_left_of_a_trace_that_fails(tmp_path: Path) -> None:
             "line 2: arrival_s is 'x', not a number",
         ),
         ('{"kvlab_trace": 1}\n{"prompt_tokens"\n{"prompt_tokens": 2}\n', "line 2: "),
-        ('{"kvlab_trace": 1}\n', "holds no request"),
+        ('{"kvlab_trace": 1}\n', "holds no request; expected a request behind its header"),
+        (
+            '{"kvlab_trace": 1}\n{"prompt_tokens": 2, "arrival_s": 0, "output_tokens": 0}\n',
+            "holds no request that was served: none of 1 has output",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
