@@ -22,7 +22,6 @@ from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.core import EngineCore
 from kvlab.engine.front_end import FrontEnd, behind_front_end
-from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.build import build_fleet
@@ -134,31 +133,6 @@ def test_what_knows_prefixes_is_said_to_be_read_by_the_routers_that_have_such_a_
     sentences = without_effect(compose_run(words).config)
     unread = any(sentence.startswith("fleet.prefixes=exact has no effect") for sentence in sentences)
     assert unread == (ROUTERS.get(router).prefixes == "none")
-
-
-@pytest.mark.parametrize("router", ["dynamo", "oracle"])
-def test_a_router_that_counts_tokens_to_come_looks_at_no_sequence_that_waits(
-    router: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be thousands for each request that comes."""
-    monkeypatch.setattr(WaitingQueue, "__iter__", lambda queue: pytest.fail("walks over the queue"))
-    log = serve(fleet_of(FleetConfig(replicas=2, router=router)), traffic(40, gap_s=0.0))
-    assert all(record.completed for record in log.records)
-
-
-@pytest.mark.parametrize("settings", [{}, {"prefill": 1}, {"prefill": 1, "handshake": "decode_first"}])
-def test_what_has_not_ended_when_it_is_closed_is_aborted(settings: dict[str, Any]) -> None:
-    """What has not arrived, too."""
-    fleet, ended = fleet_of(FleetConfig(replicas=3, **settings)), list[RequestRecord]()
-    for request in traffic(20, gap_s=0.05):
-        fleet.submit(request, on_finish=ended.append)
-    while fleet.clock.now() < 0.4:
-        if fleet.step() is None:
-            fleet.clock.wait_until(fleet.next_wakeup() or 0.0)
-    fleet.close()
-    assert sorted(record.request_id for record in ended) == sorted(f"r{number}" for number in range(20))
-    assert {record.finish_reason for record in ended} == {"length", "aborted"}
-    assert not fleet.has_work()
 
 
 def test_round_robin_over_three_is_three_engines() -> None:
