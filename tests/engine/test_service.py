@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvlab.core import FinishReason, Request, RequestRecord, StepOutput
+from kvlab.engine.clock import LogicalClock
 from kvlab.engine.service import Engine
 from kvlab.errors import EngineStoppedError, RequestRefusedError
 from tests.engine.service_loop import ASKED, HeldExecutor, SlowExecutor, idle, library, tokens, wait_until
-from tests.support.engines import request
+from tests.support.engines import make_engine, request
 from tests.support.executors import FailingExecutor
 from tests.support.model import expected_tokens
 from tests.support.pools import slotted_pool
@@ -138,6 +139,18 @@ class TestStreams:
 
         asyncio.run(main())
         assert max(len(step) for step in executor.steps) == 6
+
+    def test_a_loop_beside_one_lets_no_time_pass(self) -> None:
+        executor, clock = HeldExecutor("b", passes=1), LogicalClock()
+        engine = Engine(make_engine(clock=clock, executor=executor))
+        engine.call(request("a", 5, 80), lambda output: None).start().result()
+        loop = engine.generate(request("b", 4, 6))
+        outputs = [next(loop)]
+        threading.Timer(0.05, executor.release.set).start()  # until then it looks for the next output
+        outputs += loop
+        assert tokens(outputs, "b") == expected_tokens(request("b", 4, 6))
+        idle(engine)
+        assert clock.now() == 0
 
     def test_closing_one_aborts_its_request_alone(self) -> None:
         executor = HeldExecutor("long", passes=1)

@@ -44,6 +44,16 @@ def check_holdings(fleet: Fleet) -> None:
     assert holdings.duplicates.duplicate == sum(sum(copies[1:]) for copies in tokens)
 
 
+def check_tokens_to_come(fleet: Fleet) -> None:
+    """What routers see of prompts and outputs to come is what all sequences have left."""
+    for view, replica in zip(fleet.views, fleet.replicas, strict=True):
+        scheduler = replica.core.scheduler
+        left = [each for each in (*scheduler.waiting, *scheduler.running) if each.finish_reason is None]
+        prompts = [max(each.num_prompt_tokens - each.num_prefilled, 0) for each in left if not each.is_decoding]
+        outputs = [each.request.expected_tokens - each.num_output_tokens for each in left]
+        assert (view.prefill_tokens, view.work_tokens) == (sum(prompts), sum(prompts) + sum(outputs))
+
+
 def check_nothing_is_left(fleet: Fleet) -> None:
     """All has ended: nothing is held or offered, and no link is taken for what broke off."""
     died_s = {event.replica: event.at_s for event in fleet.router.config.events if event.event == "die"}
@@ -159,6 +169,7 @@ def test_every_request_ends_once_and_no_memory_is_lost(seed: int, is_split: bool
         assert fleet.audit() == []
         assert steps < 5000
         check_holdings(fleet)
+        check_tokens_to_come(fleet)
     assert sorted(ended) == sorted((each.request_id, n) for each in requests for n in range(each.sampling.n))
     assert FinishReason.FAILED not in {record.finish_reason for record in ended.values()}
     check_nothing_is_left(fleet)

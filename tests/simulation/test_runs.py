@@ -147,6 +147,21 @@ def test_ends_and_what_they_give_back_are_part_of_steps_at_once() -> None:
     assert count == sum(step.batch_seqs > 0 and not step.prefill_tokens for step in log.steps)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_stop_token_ends_a_run_of_steps(ahead: bool) -> None:
+    """Most such runs end so, some in the last of the steps that were planned at first."""
+    requests = [
+        replace(each, sampling=replace(each.sampling, max_tokens=32, stop_token_ids=(index, 2 * index, 3 * index)))
+        for seed in range(4)
+        for index, each in enumerate(traffic(seed, spread_s=0.01), 10 * seed + 1)
+    ]
+    requests = [replace(each, request_id=f"r{number}") for number, each in enumerate(requests)]
+    scheduler = SchedulerConfig(max_batch_size=4, ahead=ahead)
+    count, log = check(requests, {"kv": KVConfig(num_blocks=40, block_size=8), "scheduler": scheduler})
+    assert count > 100
+    assert sum(record.finish_reason == "stop" for record in log.records) > 10
+
+
 def test_steps_at_once_end_when_content_has_come() -> None:
     def request(name: str, first: int, prompt: int, output: int, arrival_s: float) -> Request:
         tokens = tuple(first + n % 20 for n in range(prompt))

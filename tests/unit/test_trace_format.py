@@ -71,6 +71,13 @@ def test_nothing_is_left_of_a_trace_that_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_text_is_for_its_owner_alone_whatever_a_killed_process_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.with_name("a.jsonl.part").touch(0o666)
+    write_trace(path, Header(text=True), [TracedRequest(5, prompt="a secret")])
+    assert path.stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -86,7 +93,11 @@ def test_nothing_is_left_of_a_trace_that_fails(tmp_path: Path) -> None:
             "line 2: arrival_s is 'x', not a number",
         ),
         ('{"kvlab_trace": 1}\n{"prompt_tokens"\n{"prompt_tokens": 2}\n', "line 2: "),
-        ('{"kvlab_trace": 1}\n', "holds no request"),
+        ('{"kvlab_trace": 1}\n', "holds no request; expected a request behind its header"),
+        (
+            '{"kvlab_trace": 1}\n{"prompt_tokens": 2, "arrival_s": 0, "output_tokens": 0}\n',
+            "holds no request that was served: none of 1 has output",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:

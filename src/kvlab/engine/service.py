@@ -77,12 +77,12 @@ class Engine:
                     self._between_steps(call.open).result()
                 left = sum(call.request.sampling.n for call in calls)
                 while left:
+                    has_worker = self._worker is not None  # which steps, and lets time pass
                     try:
-                        output = outputs.get_nowait()
+                        output = outputs.get(block=has_worker, timeout=_MAX_WAIT_S)
                     except queue.Empty:
-                        # A worker may step already; where nothing can run yet, a little time has to pass.
                         self._check()
-                        if self._worker is not None or self.step() is None:
+                        if not has_worker and self.step() is None:
                             self._wait()
                         continue
                     if isinstance(output, EngineStoppedError):

@@ -148,21 +148,30 @@ class DecodeBatch:
 
     @property
     def steps_left(self) -> int:
-        """Steps until a sequence gets its last token; 0 where a token may end one before."""
+        """Steps until a sequence gets its last token, unless a stop token ends one before."""
         columns = self._columns
-        return 0 if self._any_stop else int((columns[_LIMIT] - columns[_LENGTH]).min(initial=2**31))
+        return int((columns[_LIMIT] - columns[_LENGTH]).min(initial=2**31))
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a stop token may end a sequence."""
+        return bool(self._any_stop)
+
+    def steps_to_stop(self, token_ids: NDArray[np.int64]) -> int | None:
+        """Of steps that give these tokens `[steps, B]`, how many until one ends a sequence; None: none does."""
+        if not self._any_stop:
+            return None
+        places = np.argwhere(np.isin(token_ids, list(self._any_stop))).tolist()
+        return next((step + 1 for step, row in places if token_ids[step, row] in self._stops[row]), None)
 
     def extend(self, token_ids: NDArray[np.int64], times: list[float]) -> list[int]:
-        """Give each of B sequences its next tokens `[steps, B]`, at these times, at most `steps_left`. Returns the
-        rows of those that have got their last.
+        """Give each of B sequences its next tokens `[steps, B]`, at these times: at most `steps_left`, and none
+        behind the first `steps_to_stop`. Returns the rows of those that have got their last.
         """
         for tokens, known, row in zip(self._token_ids, self._times, token_ids.T.tolist(), strict=True):
             tokens.extend(row)
             known += times
-        self._columns[_LAST] = token_ids[-1]
-        self._columns[_LENGTH] += len(token_ids)
-        ended: list[int] = np.flatnonzero(self._columns[_LENGTH] >= self._columns[_LIMIT]).tolist()
-        return ended
+        return self.advance(token_ids[-1].tolist(), len(token_ids))
 
     def append(self, token_ids: list[int], now: float) -> list[int]:
         """Give each sequence its next token, at `now`. Returns the rows of those that have got their last."""

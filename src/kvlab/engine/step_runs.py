@@ -93,16 +93,20 @@ class StepRun:
         """Find out what the steps bring that begin before `until_s`. Whether there are any."""
         decoding, times = self._decoding, [now]
         while (planned := len(times) - 1) < len(self._lengths) and times[-1] < until_s:
-            lengths = self._lengths[planned:][: None if until_s == math.inf else max(_FIRST, planned)]
+            is_bounded = until_s < math.inf or decoding.may_stop
+            lengths = self._lengths[planned:][: max(_FIRST, planned) if is_bounded else None]
             result = executor.run(decoding.specs, decoding.num_outputs + planned, self._new, lengths)
             if result is None:
                 return False
             tokens, seconds = result
             self._tokens.append(tokens)
-            for step_s in seconds:
+            steps = decoding.steps_to_stop(tokens)
+            for step_s in seconds[:steps]:
                 if not times[-1] < until_s:
                     break
                 times.append(times[-1] + step_s)
+            if steps is not None:
+                break
         self._times = times
         return len(times) > 1
 

@@ -13,7 +13,7 @@ from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica
 from kvlab.fleet.split import Split
 from kvlab.fleet.transfer import LinkRate
-from kvlab.kv.tiers.base import Key, Link
+from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.loads import Load
 from kvlab.kv.tiers.remote import Offered, RemoteTier
 
@@ -53,7 +53,7 @@ class _Reserved:
 class _PushTier(RemoteTier):
     """Contents that are sent as they are computed. An offer stands until it is withdrawn. `reserved` is called when
     blocks wait for contents, with the request, the contents and the time, and returns when they will be there;
-    `released` when one of them does not wait any more.
+    `released` when one of them does not wait any more. The tier is its own link.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class _PushTier(RemoteTier):
         reserved: Callable[[str, list[Key], float], float],
         released: Callable[[str, Key], None],
     ) -> None:
-        super().__init__(rate.block_bytes, _PushLink(rate, self._begin), lambda name: None)
-        self._reserved, self._released = reserved, released
+        super().__init__(rate.block_bytes, self, lambda name: None)
+        self._rate, self._reserved, self._released = rate, reserved, released
         self._held: list[Key] = []  # what is loaded next
 
     def _offer_of(self, key: Key) -> str:
@@ -78,22 +78,13 @@ class _PushTier(RemoteTier):
     def _let_go(self, name: str, key: Key) -> None:
         self._released(name, key)
 
-    def _begin(self, ready_s: float) -> float:
-        """What was held last waits from `ready_s` on."""
+    def transfer(self, ready_s: float, num_bytes: int) -> float:
+        """See Link. What was held last waits from `ready_s` on."""
         keys, self._held = self._held, []
         return self._reserved(self.source, keys, ready_s)
 
-
-class _PushLink(Link):
-    """The way of what is pushed to one replica: `begin` says when it will be there."""
-
-    def __init__(self, rate: LinkRate, begin: Callable[[float], float]) -> None:
-        self._rate, self._begin = rate, begin
-
-    def transfer(self, ready_s: float, num_bytes: int) -> float:
-        return self._begin(ready_s)
-
     def seconds(self, num_bytes: int) -> float:
+        """See Link."""
         return self._rate.seconds(num_bytes)
 
 

@@ -151,8 +151,9 @@ class Fleet(Dispatcher):
         ]
 
     def close(self) -> None:
-        """See ServingEngine."""
-        self._due.clear()
+        """See ServingEngine. Requests that have not ended are aborted."""
+        while self._due:
+            self.abort(self._due[0][2].request.request_id)
         for replica in self.replicas:
             replica.engine.close()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 from kvlab.core import FinishReason, Request, RequestRecord, Sequence, StepRecord
@@ -50,24 +50,6 @@ class Load(NamedTuple):
     kv_usage: float  # 0 to 1
 
 
-class _Steps(NamedTuple):
-    """Steps that were taken at once: they differ in their times and blocks alone."""
-
-    starts_s: list[float]
-    ends_s: list[float]
-    running: int
-    waiting: int
-    blocks_in_use: list[int]
-    blocks_total: int
-
-    def load_at(self, when: float, *, ended: bool) -> Load:
-        """The load in the last of them that began, or `ended`, by `when`; if none had, in the first."""
-        place = max(bisect_right(self.ends_s if ended else self.starts_s, when) - 1, 0)
-        blocks = self.blocks_in_use[place]
-        usage = blocks / self.blocks_total if self.blocks_total else 0.0
-        return Load(self.starts_s[place], self.running, self.waiting, blocks, usage)
-
-
 @dataclass(slots=True)
 class _Open:
     """A request that was sent to a replica and has not ended."""
@@ -96,7 +78,8 @@ class Replica:
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when requests ended, or will as soon as their last step has
         self._open: dict[str, _Open] = {}  # by request
-        self._steps = deque([_Steps([-math.inf], [-math.inf], 0, 0, [0], 0)])  # the first stands for none
+        self._loads = [Load(-math.inf, 0, 0, 0, 0.0)]  # of steps that somebody may ask about; the first is of none
+        self._step_ends_s = [-math.inf]  # when each of these ended
 
     def submit(self, asked: Asked, now: float) -> None:
         """Queue a request that arrives now. Raises RequestRefusedError or QueueFullError, changing nothing."""
@@ -135,7 +118,7 @@ class Replica:
 
     def lost_tokens(self) -> int:
         """Tokens that it computed for requests that have not ended: outputs, and prompts less what was cached."""
-        sequences = self.sequences()
+        sequences: list[Sequence] = [*self.core.scheduler.waiting, *self.running()]
         ended = [record for sent in self._open.values() for record in sent.ended]
         outputs = [len(each.token_times_s) for each in sequences] + [len(each.token_times_s) for each in ended]
         prompts = [
@@ -171,9 +154,7 @@ class Replica:
         self.engine.clock.wait_until(self.due_s)
         record = self.engine.step()
         if record is not None:
-            blocks = (0, 0) if record.pool is None else (record.pool.blocks_in_use, record.pool.blocks_total)
-            steps = _Steps([record.start_s], [record.end_s], record.running, record.waiting, [blocks[0]], blocks[1])
-            self._steps.append(steps)
+            self._note(StepLog([record]))
         return record
 
     def repeat(self, until_s: float) -> StepLog:
@@ -181,11 +162,16 @@ class Replica:
         self.engine.clock.wait_until(self.due_s)
         steps = self.engine.repeat(until_s)
         if steps:
-            names = ("start_s", "end_s", "pool.blocks_in_use")
-            starts, ends, blocks = (steps.column(name).tolist() for name in names)
-            first, total = steps[0], int(steps.column("pool.blocks_total")[0])
-            self._steps.append(_Steps(starts, ends, first.running, first.waiting, blocks, total))
+            self._note(steps)
         return steps
+
+    def _note(self, steps: StepLog) -> None:
+        """Remember how loaded it is in steps that were taken."""
+        names = ("start_s", "running", "waiting", "pool.blocks_in_use", "pool.blocks_total")
+        columns = (steps.column(name).tolist() for name in names)
+        for start_s, running, waiting, used, total in zip(*columns, strict=True):
+            self._loads.append(Load(start_s, running, waiting, used, used / total if total else 0.0))
+        self._step_ends_s += steps.column("end_s").tolist()
 
     @property
     def loading(self) -> Mapping[Key, KVLoad]:
@@ -222,25 +208,23 @@ class Replica:
         return len(self._open) + len(self._ends_s)
 
     def load_at(self, when: float, *, ended: bool = False) -> Load:
-        """Its load in the last step that began, or `ended`, by `when`."""
-        for steps in reversed(self._steps):
-            if (steps.ends_s if ended else steps.starts_s)[0] <= when:
-                return steps.load_at(when, ended=ended)
-        return self._steps[0].load_at(when, ended=ended)
+        """Its load in the last step that began, or `ended`, by `when`; if none had, in the first that is known."""
+        ends_s, loads = self._step_ends_s, self._loads
+        count = bisect_right(ends_s, when) if ended else bisect_right(loads, when, key=attrgetter("start_s"))
+        return loads[max(count - 1, 0)]
 
     def forget_loads(self, before: float) -> None:
         """Nobody will ask for its load at an earlier time."""
-        while len(self._steps) > 1 and self._steps[1].ends_s[0] <= before:
-            self._steps.popleft()
+        gone = max(bisect_right(self._step_ends_s, before) - 1, 0)
+        del self._loads[:gone], self._step_ends_s[:gone]
 
     def sent_between(self, after_s: float, until_s: float) -> int:
         """Requests that were sent here after one moment, up to another."""
         return bisect_right(self.sent_s, until_s) - bisect_right(self.sent_s, after_s)
 
-    def sequences(self) -> list[Sequence]:
-        """Its sequences that have not ended."""
-        scheduler = self.core.scheduler
-        return [sequence for sequence in (*scheduler.waiting, *scheduler.running) if sequence.finish_reason is None]
+    def running(self) -> list[Sequence]:
+        """Its sequences that run and have not ended. It may have far more that wait."""
+        return [each for each in self.core.scheduler.running if each.finish_reason is None]
 
 
 class SimulatedView:
@@ -295,15 +279,15 @@ class SimulatedView:
     @property
     def prefill_tokens(self) -> int:
         """See ReplicaView."""
-        sequences = [sequence for sequence in self._replica.sequences() if not sequence.is_decoding]
-        return sum(max(sequence.num_prompt_tokens - sequence.num_prefilled, 0) for sequence in sequences)
+        prefilling = [each for each in self._replica.running() if not each.is_decoding]
+        running = sum(max(each.num_prompt_tokens - each.num_prefilled, 0) for each in prefilling)
+        return running + self._replica.core.scheduler.waiting.prompt_tokens
 
     @property
     def work_tokens(self) -> int:
         """See ReplicaView."""
-        sequences = self._replica.sequences()
-        outputs = sum(sequence.request.expected_tokens - len(sequence.token_times_s) for sequence in sequences)
-        return outputs + self.prefill_tokens
+        outputs = sum(each.request.expected_tokens - len(each.token_times_s) for each in self._replica.running())
+        return outputs + self._replica.core.scheduler.waiting.output_tokens + self.prefill_tokens
 
     @property
     def remembered(self) -> int:

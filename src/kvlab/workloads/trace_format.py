@@ -147,6 +147,7 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # of a process that was killed: its mode would stay
         yield partial
         partial.replace(path)
     except OSError as error:

@@ -180,6 +180,8 @@ def _wanted(source: str) -> str:
     if source in CSV_FORMATS:
         names = ", ".join(CSV_FORMATS[source].names)
         return f"expected the columns {names}, separated by commas, as workload={source} reads"
+    if source == "recorded":
+        return "expected a request behind its header"
     return f"expected a JSON object with {', '.join(_JSON_FIELDS)}, as workload={source} reads"
 
 
@@ -273,6 +275,8 @@ def trace_requests(rows: Iterator[Row], config: WorkloadConfig, *, vocab_size: i
             why = f" in workload.window={config.window}; its last arrives after {at_s:g} s"
         elif config.sample < 1:
             why = f" in workload.sample={config.sample:g} of {number + 1}; take a larger share"
+        else:
+            why = f" that was served: none of {number + 1} has output"
         raise WorkloadError(f"workload.path={shown(config.path)}: holds no request{why}")
 
 

@@ -17,6 +17,7 @@ class WaitingQueue:
         self._entries: list[tuple[float, int, Sequence]] = []  # rank, ticket, sequence; no two tickets are equal
         self._positions: dict[Sequence, tuple[float, int]] = {}
         self._first = self._next = 0  # tickets: the lowest given to the front, and the next for the back
+        self.prompt_tokens = self.output_tokens = 0  # that all of them have still to compute and to produce
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,9 +47,15 @@ class WaitingQueue:
         if position is None:
             return False
         del self._entries[bisect_left(self._entries, position)]
+        self._count(sequence, -1)
         return True
 
     def _insert(self, sequence: Sequence, ticket: int) -> None:
         entry = (self._rank(sequence), ticket, sequence)
         self._positions[sequence] = entry[:2]
         insort(self._entries, entry)
+        self._count(sequence, 1)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.prompt_tokens += sign * sequence.num_prompt_tokens
+        self.output_tokens += sign * (sequence.request.expected_tokens - len(sequence.token_times_s))

@@ -10,9 +10,9 @@ _MOST_WAITING, _MOST_USAGE = 5, 0.8  # llm-d's detector of saturation
 
 @ROUTERS.register("sticky")
 class Sticky(Router):
-    """The replica that has most of the prompt, as long as at most 5 requests wait there and at most 0.8 of its
-    memory is in use (llm-d's limits of saturation). Without a prefix, or where all such are saturated, the shortest
-    queue.
+    """Of the replicas where at most 5 requests wait and at most 0.8 of the memory is in use (llm-d's limits of
+    saturation), or of all if there is none, the one that has most of the prompt; where none has any of it, the one
+    with the fewest requests in flight.
     """
 
     load = "polled"
