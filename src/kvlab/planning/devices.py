@@ -7,6 +7,7 @@ from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
 from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import KVSpec
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
@@ -116,6 +117,23 @@ def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: W
         return None
     text = f"executor.memory_utilization={share:g} leaves {format_bytes(rest)} of each device for steps, which may"
     return f"{text} need {format_bytes(working.peak)}: a server would run out of memory; take a smaller share"
+
+
+def lacking_for_longest(config: EngineConfig, pool: PoolSize) -> str | None:
+    """That the pool does not hold a sequence as long as `model.max_seq_len`, with which vLLM refuses to start, in
+    words; None: it does, or no vLLM is simulated.
+    """
+    longest = config.model.max_seq_len
+    is_vllm = config.hardware is not None and config.framework.name.startswith("vllm")
+    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window
+    if not is_vllm or usual_server(config) is None or pool.most_blocks(longest) <= pool.blocks_of_a_part:
+        return None
+    fits, block = longest_sequence(pool, longest), pool.block_size * pool.bytes_per_slot
+    needed, there = pool.most_blocks(longest) * block, pool.blocks_of_a_part * block
+    text = f"model.max_seq_len={longest}: one sequence of so many tokens needs {format_bytes(needed)} of KV cache"
+    text += f", and there are {format_bytes(there)}" + (" for each group" if pool.parts > 1 else "")
+    does = f"model.max_seq_len={fits} would (--max-model-len)" if fits else "take more devices"
+    return f"{text}: a vLLM server would not start; {does}"
 
 
 def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, plan: MemoryPlan) -> int:

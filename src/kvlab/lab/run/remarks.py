@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvlab.config import RunConfig
 from kvlab.lab.run.plan import RunPlan
-from kvlab.planning.devices import lacking_for_steps, usual_server
+from kvlab.planning.devices import lacking_for_longest, lacking_for_steps, usual_server
 from kvlab.simulation.eager import eager_note
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.base import unread_tiers
@@ -18,7 +18,8 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         yield from unread_tiers(config.kv, config.hardware)
         framework, lacking = config.framework, lacking_for_steps(config, config.hardware, plan.working)
         eager = eager_note(framework, plan.model.num_layers, includes_host=timing.includes_host)
-        yield from filter(None, (lacking, framework.other_schedule, eager))
+        longest = lacking_for_longest(config, plan.pool)
+        yield from filter(None, (lacking, longest, framework.other_schedule, eager))
     yield from _limits_of_all(config)
 
 
