@@ -121,8 +121,10 @@ def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: W
 
 def lacking_for_longest(config: EngineConfig, pool: PoolSize) -> str | None:
     """That the pool does not hold a sequence as long as `model.max_seq_len`, with which vLLM refuses to start, in
-    words; None: it does, or no vLLM is simulated.
+    words; None: it does, no vLLM is simulated, or the cache's size was given instead.
     """
+    if config.kv.memory is not None or config.kv.num_blocks is not None:
+        return None
     longest = config.model.max_seq_len
     is_vllm = config.hardware is not None and config.framework.name.startswith("vllm")
     pool = replace(pool, ahead=False)  # vLLM counts one step beside a window
