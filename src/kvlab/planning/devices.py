@@ -9,7 +9,7 @@ from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
@@ -43,7 +43,10 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
         return model.divided(executor, name, devices)
     for key in ("expert_parallel", "attention_data_parallel"):
         if (count := getattr(executor, key)) > 1:
-            text = f"is for mixtures of experts, and {name} has no experts; leave it at 1"
+            has = f"{name} has no experts"
+            if isinstance(model, TransformersConfig) and model.counts.experts:
+                has = f"those of {model.family} are divided by executor.tensor_parallel alone"
+            text = f"is for mixtures of experts, and {has}; leave it at 1"
             raise ConfigError(f"executor.{key}", count, text)
     if model.num_heads % devices or (model.num_kv_heads % devices and devices % model.num_kv_heads):
         text = f"{name} has {model.num_heads} query heads and {model.num_kv_heads} KV heads, which it has to divide"
