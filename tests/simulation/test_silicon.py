@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,23 +224,3 @@ class TestWhatStepsShow:
         settings = ("hardware=b200_sxm", "model=llama3_1_70b", "executor.tensor_parallel=4", "executor.weights=fp8")
         few, more = (step_ms(rows, *settings, "framework.fp8_scales=static") for rows in (4, 16))
         assert few < 1.05 * more  # some of 4 rows were measured to take 2.5 times as long
-
-
-def test_layers_with_other_products_are_not_timed_by_those_that_were_measured(tmp_path: Path) -> None:
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'kvlab[silicon]' for the tables")
-    shapes = {
-        "vocab_size": 50_432,
-        "hidden_size": 4_096,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "intermediate_size": 16_384,
-        "max_position_embeddings": 2_048,
-    }
-    own = ("executor=simulated", "hardware=h100_sxm", "model=checkpoint", f"model.path={tmp_path}")
-    for family, timing in (("mistral", "silicon"), ("gpt_neox", "roofline")):  # whose MLP has no gate
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **shapes}), encoding="utf-8")
-        assert str(plan_engine(composed(*own)).chosen["timing"]).startswith(timing)
-    with pytest.raises(ConfigError, match="its layers have others"):
-        plan_engine(composed(*own, "executor.timing=silicon"))
