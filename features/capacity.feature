@@ -33,6 +33,20 @@ Feature: How many sequences fit
       And the planner says ""replicas": 1"
 
     @R2.1
+    Scenario: A vLLM whose cache does not hold its longest sequence would not start
+      When I plan "model=llama3_1_8b hardware=l4"
+      Then the planner says "model.max_seq_len=131072: one sequence of so many tokens needs 16.0 GiB of KV cache, and there are 2.3 GiB: a vLLM server would not start; model.max_seq_len=18864 would (--max-model-len)"
+      When I plan "model=llama3_1_8b hardware=l4 model.max_seq_len=18864 --json"
+      Then the planner says ""lacking": []"
+
+    @R2.1
+    Scenario: Sequences are counted in each group of devices that divides them
+      When I plan "model=deepseek_v3 hardware=h200_sxm executor.attention_data_parallel=8 framework=sglang lengths=256"
+      Then the planner says "scheduler.max_batch_size=2048 lets 2048 run at once"
+      When I plan "model=deepseek_v3 hardware=h200_sxm executor.attention_data_parallel=8 framework=sglang lengths=163840"
+      Then 0 contiguous and 0 paged sequences of 163840 tokens fit
+
+    @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
       When I plan "model=qwen3_4b memory=16GiB"
       Then the planner says "2 (K and V) x 36 layers x 8 KV heads x 128 numbers x 2 bytes"

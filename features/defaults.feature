@@ -139,6 +139,10 @@ Feature: Right by default
         | parallelism.tensor=4      | parallelism.tensor=4: unknown; did you mean executor.tensor_parallel?                              |
         | qps=4                     | qps=4: unknown; did you mean workload.rate?                                                        |
         | tensor_parallel=4         | tensor_parallel=4: unknown; did you mean executor.tensor_parallel?                                 |
+        | data_parallel=4           | data_parallel=4: unknown; did you mean fleet.replicas?                                             |
+        | devices=4                 | devices=4: unknown to this command; it is a setting of kvlab advise; a replica has executor.tensor |
+        | pipeline_parallel=2       | pipeline_parallel=2: unknown: layers are not divided into stages                                   |
+        | workload.prompt_len=1e3   | workload.prompt_len=1e3: must be a whole number of tokens from 1 on, as workload.prompt_len=2000   |
         | chunked_prefill_size=4    | chunked_prefill_size=4: unknown; did you mean scheduler.max_batched_tokens?                        |
         | num_blocks=4              | num_blocks=4: unknown; did you mean kv.num_blocks?                                                 |
         | port=8001                 | port=8001: unknown to this command; it is a setting of kvlab serve: server.port                    |

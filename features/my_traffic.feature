@@ -238,6 +238,7 @@ Feature: Traffic of one's own
         | A file of unknown columns  | a,b                | 1,2              | sort=false | (kvlab import --help); it begins with a,b |
         | The first time alone       | time,prompt_tokens | ,7; 1,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 2; expected all or none |
         | A column that is not there | a,b                | 1,2              | columns.prompt_tokens=in | columns.prompt_tokens=in: the file has no such column; it has a, b |
+        | Columns without a row      |                    | time,prompt_tokens | columns.arrival=time | own.csv: holds no request |
         | A time in another unit     | time,prompt_tokens | 1700000000000,7  | sort=false | 1700000000000 is no time in seconds; set unit=ms if it is |
         | No time at all             | time,prompt_tokens | noon,7           | sort=false | expected a number, or a date and time such as |
         | Times that go backwards    | time,prompt_tokens | 2,7; 1,7         | sort=false | request 2 arrives 1 s before the one before it; sort=true sorts them |

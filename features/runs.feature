@@ -42,6 +42,7 @@ Feature: Runs
         | kv.memory=12parsecs        | kv.memory=12parsecs: is not a size; write for example 512MiB                  |
         | kv.num_blocks=1            | pool of 1 blocks of 16 tokens ... too small ... kv.num_blocks=3, or ... fit   |
         | model.max_seq_len=20       | prompt of ... more than model.max_seq_len=20; model.max_seq_len= ... would    |
+        | workload.output_len=99999  | more than model.max_seq_len= ... the model has positions up to ... take another model |
         | executor=cuda              | executor.device=cuda: PyTorch finds no CUDA device ... executor.device=cpu    |
         | executor.threads=4096      | executor.threads=4096: is more than ... cores ... executor.threads= ... null  |
 

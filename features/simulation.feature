@@ -245,6 +245,11 @@ Feature: Simulation
       And all 4 requests were completed
 
     @R14.1
+    Scenario: The roofline says that it links the devices of several servers as those of one
+      When I run "executor=simulated executor.dtype=bfloat16 model=qwen3_8b executor.timing=roofline hardware=h100_sxm executor.tensor_parallel=16" on a tiny model
+      Then the message says "warning: timing roofline links all 16 devices with hardware.link_gb_s=450, as the 8 of one server"
+
+    @R14.1
     Scenario: Half the bytes in fp8: more room, and less time
       When I run "executor=simulated hardware=l4 executor.dtype=bfloat16 model=qwen3_8b <setting>" for each of these settings
         | setting                                      |

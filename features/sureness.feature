@@ -26,9 +26,10 @@ Feature: How far predicted figures may be off
   @R29.23
   Scenario: What is found of groups of replicas, and a router that the first of the runs does not ask
     Given the tables of measured operations
-    When I tune on a measured device "find=replicas slo.ttft_ms=40 fleet.replicas=2 fleet.groups=[{count:1,name:large},{name:small,kv.num_blocks:64}]"
+    When I tune on a measured device "find=replicas slo.ttft_ms=40 workload.num_requests=20 fleet.replicas=2 fleet.groups=[{count:1,name:large},{name:small,kv.num_blocks:64}]"
     Then the message says "predicted: large: mean ttft ... predicted: small: mean ttft ... predicted: mean ttft"
     And the message says "predicted: nine of ten measured deployments like this had mean ttft within ... %; if that far off, ... to ... % are within the limits"
+    And the message says "what to change: kvlab advise ...'fleet.groups=[{count:1,name:large},{name:small,kv.num_blocks:64}]' fleet.replicas=2"
     When I tune on a measured device "find=replicas slo.ttft_ms=20 fleet.router=least_requests"
     Then nothing is said of "fleet.router=least_requests has no effect"
 

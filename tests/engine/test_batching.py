@@ -29,6 +29,7 @@ class Stages:
     """
 
     lacks_memory = False
+    is_late = staticmethod(lambda sequence: False)
 
     def __init__(self, *stages: Stage) -> None:
         self.asked: list[tuple[str, int]] = []

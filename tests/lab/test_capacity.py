@@ -51,6 +51,8 @@ class TestSequences:
         assert sequences_that_fit(PoolSize(30, 16, 1), [16, 32]) == 20
         assert sequences_that_fit(PoolSize(30, 16, 1), [17]) == 15
         assert sequences_that_fit(PoolSize(0, 16, 1), [17]) == 0
+        assert sequences_that_fit(PoolSize(31, 16, 1, parts=2), [33]) == 2 * (15 // 3)
+        assert sequences_that_fit(PoolSize(30, 16, 1, parts=4), [100]) == 4
 
     def test_no_slot_fits_where_pages_do(self) -> None:
         plan = planned("model=qwen3_4b", "kv.num_blocks=10", memory=None)

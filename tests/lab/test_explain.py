@@ -184,6 +184,13 @@ def test_the_causes_are_those_of_the_run() -> None:
     assert 0 < tight.lives["r9", 0].holders.total() <= 60 * terms[Cause.BLOCKS] / 1000 + 1e-9
 
 
+def test_a_step_that_was_decided_before_a_request_came_was_under_way() -> None:
+    _, explanation = explained(plan_of("model=llama3_1_8b", "workload.arrival=poisson", "workload.rate=20"))
+    terms = explanation.terms_ms()
+    assert Cause.POLICY not in terms
+    assert terms[Cause.STEP] > 0
+
+
 def test_of_a_prompt_that_was_cached_it_is_said_what_evicted_it() -> None:
     two = ("model=llama3_1_8b", "model.max_seq_len=1024", "workload=shared_prefix", "workload.num_requests=30")
     _, roomy = explained(plan_of(*two, "kv.num_blocks=2000", "workload.concurrency=1"))

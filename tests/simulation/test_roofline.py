@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from kvlab.config import FrameworkConfig, HardwareConfig
+from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.models.config import DecoderConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
@@ -168,3 +170,25 @@ def test_the_host_costs_beside_the_device_or_behind_it() -> None:
     assert launched.step_s(0.001, sequences=3, tokens=3, layers=2) == framework.step_s(
         0.001, sequences=3, tokens=3, layers=2
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("hardware=h100_sxm executor.tensor_parallel=8", False),
+        ("hardware=h100_sxm executor.tensor_parallel=16", True),
+        ("hardware=h100_sxm executor.tensor_parallel=16 hardware.link_gb_s=50", False),
+        ("hardware=gb200 executor.tensor_parallel=16", False),
+    ],
+)
+def test_links_among_servers_are_asked_for(words: str, says: bool) -> None:
+    config = composed(
+        "executor=simulated",
+        "executor.timing=roofline",
+        "model=qwen3_8b",
+        "workload.num_requests=1",
+        *words.split(),
+    )
+    plan = plan_run(config)
+    assert plan.timing is not None
+    assert any("of one server" in remark for remark in remarks_on_devices(plan, plan.timing)) == says

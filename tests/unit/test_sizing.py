@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvlab.config import KVConfig
 from kvlab.errors import CapacityError, ConfigError, KvlabError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
-from kvlab.kv.sizing import PoolSize, check_longest_sequence, size_pool
+from kvlab.kv.sizing import PoolSize, check_longest_sequence, longest_sequence, size_pool
 from kvlab.kv.spec import KVSpec
 from kvlab.kv.storage import KVStorage
 
@@ -111,6 +111,29 @@ class TestLongestSequence:
         assert "4 blocks of 16 tokens (64 tokens, 8.0 KiB)" in message
         assert "65 tokens, which needs 5 blocks" in message
         assert "kv.num_blocks=5" in message
+
+    def test_no_pool_is_advised_that_the_memory_has_no_room_for(self) -> None:
+        needed = 5 * 16 * 128
+        with pytest.raises(CapacityError, match=r"kv\.num_blocks=5"):
+            check_longest_sequence(PoolSize(4, 16, 128), 65, needed)
+        with pytest.raises(CapacityError, match=r"takes 10\.0 KiB, and weights and steps leave") as caught:
+            check_longest_sequence(PoolSize(4, 16, 128), 65, needed - 1)
+        assert "kv.num_blocks=" not in str(caught.value)
+
+    def test_a_sequence_is_of_one_group_of_devices(self) -> None:
+        check_longest_sequence(PoolSize(9, 16, 128, parts=2), 64)
+        with pytest.raises(CapacityError, match="which 2 groups of devices divide") as caught:
+            check_longest_sequence(PoolSize(9, 16, 128, parts=2), 65)
+        assert "kv.num_blocks=10" in str(caught.value)
+
+    @given(num_blocks=st.integers(0, 20), block_size=st.integers(1, 33), parts=st.integers(1, 3))
+    def test_the_longest_that_fits_is_not_refused(self, num_blocks: int, block_size: int, parts: int) -> None:
+        size = PoolSize(num_blocks, block_size, TINY.bytes_per_token, parts=parts)
+        longest = longest_sequence(size, 500)
+        check_longest_sequence(size, longest)
+        if longest < 500:
+            with pytest.raises(CapacityError):
+                check_longest_sequence(size, longest + 1)
 
     @given(num_blocks=st.integers(1, 20), block_size=st.integers(1, 33), longest=st.integers(1, 900))
     def test_both_pieces_of_advice_fit(self, num_blocks: int, block_size: int, longest: int) -> None:

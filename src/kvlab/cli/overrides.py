@@ -15,10 +15,12 @@ _GROUPS = ("sweep", "experiment")  # choices that are no settings
 _OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
 _HYDRAS = ("--version",)  # options of Hydra that settings are called as
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
+_PIPELINES = ("pipeline_parallel", "pipeline_parallel_size", "pp_size", "pp")
 _OF_COMMANDS = {  # settings of one command that are given to another
     "port": "is a setting of kvlab serve: server.port",
     "host": "is a setting of kvlab serve: server.host",
     "memory": "is a setting of kvlab capacity and kvlab tune; a run's cache has kv.memory",
+    "devices": "is a setting of kvlab advise; a replica has executor.tensor_parallel devices",
 }
 
 
@@ -69,11 +71,17 @@ def check_key(key: str, value: str) -> None:
     if key in sections:
         if "." in key and not value.startswith(("{", "$", "[")):
             inner = ", ".join(name for name in settings if name.startswith(f"{key}."))
-            raise ConfigError(key, redacted(key, value), f"has settings of its own: {inner}")
+            text = f"has settings of its own: {inner}"
+            if key in _LENGTHS:
+                text = f"must be a whole number of tokens from 1 on, as {key}=2000; or it {text}"
+            raise ConfigError(key, redacted(key, value), text)
         return
     last = key.rpartition(".")[2]
     if key in _OF_COMMANDS:
         raise ConfigError(key, redacted(key, value), f"unknown to this command; it {_OF_COMMANDS[key]}")
+    if last in _PIPELINES:
+        text = "unknown: layers are not divided into stages; a model is divided by executor.tensor_parallel"
+        raise ConfigError(key, redacted(key, value), text)
     near = [aliases()[last]] if last in aliases() else []
     near += [name for name in settings if name.rpartition(".")[2] == last]
     if not near and len(last) > 3:

@@ -24,6 +24,7 @@ class Stop(StrEnum):
     SEQUENCES = "sequences"  # max_batch_size sequences run
     BLOCKS = "blocks"  # too few are free, or the step has just taken some from a sequence
     POLICY = "policy"  # it admits none now
+    LATE = "late"  # all that wait came when the step was decided already
 
 
 @dataclass(slots=True)
@@ -230,7 +231,9 @@ class BatchBuilder:
             return Stop.SEQUENCES
         if self._scheduler.lacks_memory:
             return Stop.BLOCKS
-        return Stop.POLICY if budget > 0 and not self._is_cut else Stop.TOKENS
+        if budget <= 0 or self._is_cut:
+            return Stop.TOKENS
+        return Stop.LATE if all(map(self._scheduler.is_late, self._scheduler.waiting)) else Stop.POLICY
 
     def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.

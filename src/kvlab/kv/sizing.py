@@ -1,5 +1,6 @@
 """How many blocks a pool gets from a count, a byte budget, or neither."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
@@ -19,6 +20,7 @@ class PoolSize:
     groups: tuple[LayerGroup, ...] = ()  # of layers, whose blocks are apart; (): all layers' K and V are in a block
     step_tokens: int = 1  # of a sequence that a step computes, at most
     ahead: bool = False  # a step is decided while the one before runs
+    parts: int = 1  # groups of devices among which sequences are divided, each with as many of the blocks
 
     @property
     def token_slots(self) -> int:
@@ -29,6 +31,11 @@ class PoolSize:
     def whole_tokens(self) -> int:
         """Tokens whose K and V of all layers the pool's bytes hold."""
         return self.num_bytes // self.bytes_per_token
+
+    @property
+    def blocks_of_a_part(self) -> int:
+        """Blocks that a sequence may have: those of the group of devices that it is on."""
+        return self.num_blocks // self.parts
 
     @property
     def bytes_per_slot(self) -> int:
@@ -58,13 +65,20 @@ class PoolSize:
 
 
 def size_pool(
-    kv: KVConfig, spec: KVSpec, *, max_batch_size: int, max_seq_len: int, step_tokens: int = 1, ahead: bool = False
+    kv: KVConfig,
+    spec: KVSpec,
+    *,
+    max_batch_size: int,
+    max_seq_len: int,
+    step_tokens: int = 1,
+    ahead: bool = False,
+    parts: int = 1,
 ) -> PoolSize:
     """The whole blocks that the configured bytes hold; the same bytes for either backend.
 
     `num_blocks` are blocks of all layers. With neither `num_blocks` nor `memory`, the bytes that `max_batch_size`
     contiguous slots of `max_seq_len` tokens take. A step computes at most `step_tokens` of a sequence, and is
-    decided while the one before runs if it is decided `ahead`.
+    decided while the one before runs if it is decided `ahead`. Of `parts` each has its share of the blocks.
 
     Raises CapacityError, saying what would fit, where not one block fits.
     """
@@ -79,7 +93,7 @@ def size_pool(
     pool = POOLS.get(kv.backend)
     block_size = pool.block_size_for(kv, max_seq_len)
     groups = spec.groups if pool.frees_windows else ()
-    size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups)
+    size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups, parts=parts)
     if groups:
         size = replace(size, step_tokens=step_tokens, ahead=ahead)
     if tokens < block_size:
@@ -99,14 +113,31 @@ def size_pool(
     return replace(size, num_blocks=num_bytes // (block_size * size.bytes_per_slot))
 
 
-def check_longest_sequence(size: PoolSize, longest: int) -> None:
-    """Raise CapacityError unless the pool can hold a sequence of `longest` tokens, saying what would."""
+def check_longest_sequence(size: PoolSize, longest: int, room: int | None = None) -> None:
+    """Raise CapacityError unless the pool can hold a sequence of `longest` tokens, saying what would: a larger
+    pool, where the memory has `room` for so many bytes of one (None: not known).
+    """
     blocks = size.most_blocks(longest)
-    if blocks > size.num_blocks:
-        needed = blocks * size.block_size * size.bytes_per_slot
-        whole = -(-needed // (size.block_size * size.bytes_per_token))
-        raise CapacityError(
-            f"the KV pool of {size.num_blocks} blocks of {size.block_size} tokens ({size.token_slots} tokens, "
-            f"{format_bytes(size.num_bytes)}) is too small for one sequence of {longest} tokens, which needs "
-            f"{blocks} blocks; kv.num_blocks={whole}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
+    if blocks <= size.blocks_of_a_part:
+        return
+    needed = size.parts * blocks * size.block_size * size.bytes_per_slot
+    whole = -(-needed // (size.block_size * size.bytes_per_token))
+    advice = f"kv.num_blocks={whole}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
+    if room is not None and needed > room:
+        advice = (
+            f"a pool that fits it takes {format_bytes(needed)}, and weights and steps leave "
+            f"{format_bytes(max(room, 0))}; take shorter requests, fewer bits of K and V (kv.dtype) or of weights, "
+            "or more devices"
         )
+    shared = f", which {size.parts} groups of devices divide," if size.parts > 1 else ""
+    raise CapacityError(
+        f"the KV pool of {size.num_blocks} blocks of {size.block_size} tokens ({size.token_slots} tokens, "
+        f"{format_bytes(size.num_bytes)}){shared} is too small for one sequence of {longest} tokens, which needs "
+        f"{blocks} blocks; {advice}"
+    )
+
+
+def longest_sequence(size: PoolSize, most: int) -> int:
+    """Tokens of the longest sequence that the pool can hold, of `most` at most; 0: of none."""
+    lengths = range(1, most + 1)
+    return bisect_right(lengths, size.blocks_of_a_part, key=size.most_blocks)

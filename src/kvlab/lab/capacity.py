@@ -22,7 +22,14 @@ from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.models.families import decoder_config
 from kvlab.planning.cache import kv_spec
-from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices, share_in_words
+from kvlab.planning.devices import (
+    check_devices,
+    lacking_for_longest,
+    lacking_for_steps,
+    name_of_devices,
+    plan_on_devices,
+    share_in_words,
+)
 from kvlab.planning.plan import MemoryPlan, plan_memory
 from kvlab.planning.settings import settings_elsewhere
 from kvlab.simulation.accuracy import planned_pools
@@ -69,6 +76,8 @@ class CapacityPlan(MemoryPlan):
     lengths: tuple[AtLength, ...]
     of_devices: str = ""  # how `memory` follows from that of simulated devices
     sure: str | None = None  # of a pool that is planned for hardware: how far such pools were off
+    lacking: tuple[str, ...] = ()  # what a server would not start with, or run out of memory with
+    max_batch_size: int = 0  # sequences of a step, of all groups of devices together
 
     @property
     def paged(self) -> PoolSize:
@@ -84,6 +93,7 @@ class CapacityPlan(MemoryPlan):
             "memory_bytes": self.memory,
             "memory_of_devices": self.of_devices or None,
             "sure": self.sure,
+            "lacking": list(self.lacking),
             "inputs": {
                 "layers": model.num_layers,
                 "sliding_layers": sum(layer.sliding_window is not None for layer in model.layers),
@@ -136,7 +146,15 @@ def plan_capacity(
     parts = {field.name: getattr(planned, field.name) for field in fields(planned)}
     of_devices = "" if hardware is None else _of_devices(config, hardware, planned)
     name = config.model.name
-    plan = CapacityPlan(**parts, name=name, device=device, pools={}, lengths=(), of_devices=of_devices)
+    plan = CapacityPlan(
+        **parts,
+        name=name,
+        device=device,
+        pools={},
+        lengths=(),
+        of_devices=of_devices,
+        max_batch_size=config.scheduler.max_batch_size,
+    )
     memory, settings, spec = plan.memory, plan.settings, plan.spec
     if memory is not None and kv.memory is None and kv.num_blocks is None:
         block = kv.block_size * spec.bytes_per_token
@@ -151,10 +169,11 @@ def plan_capacity(
     size = partial(
         size_pool,
         spec=spec,
-        max_batch_size=settings.max_batch_size,
+        max_batch_size=config.scheduler.max_batch_size,
         max_seq_len=settings.max_seq_len,
         step_tokens=config.scheduler.step_tokens,
         ahead=config.scheduler.ahead,
+        parts=config.executor.attention_data_parallel,
     )
     pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
     for name in pools:
@@ -164,6 +183,9 @@ def plan_capacity(
             if name == backend:
                 raise
     plan = replace(plan, pools=pools)
+    if hardware is not None:
+        lacking = lacking_for_steps(config, hardware, plan.working), lacking_for_longest(config, plan.paged)
+        plan = replace(plan, lacking=tuple(filter(None, lacking)))
     needed = plan.weights.total + plan.taken + plan.paged.num_bytes
     if memory is not None and needed > memory:
         raise CapacityError(
@@ -195,10 +217,10 @@ def default_lengths(max_seq_len: int) -> tuple[int, ...]:
 
 def sequences_that_fit(pool: PoolSize, lengths: Sequence[int]) -> int:
     """Sequences that a pool holds at once, where each is as long as one of `lengths` drawn at random: blocks / mean
-    of the blocks that each holds, rounded down.
+    of the blocks that each holds, rounded down; of several parts in each.
     """
     blocks = [pool.blocks_of(length) for length in lengths]
-    return pool.num_blocks * len(blocks) // sum(blocks)
+    return pool.parts * (pool.blocks_of_a_part * len(blocks) // sum(blocks))
 
 
 def capacity_curve(

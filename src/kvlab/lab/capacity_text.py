@@ -183,9 +183,10 @@ def closing_notes(plan: CapacityPlan) -> Iterator[str]:
         "Sequences are counted at their full length, each with blocks of its own: those that share a prefix or are "
         "still short fit in greater numbers. Unused is what varying lengths leave of a slot, or of half a block."
     )
-    batch = plan.settings.max_batch_size
+    batch = plan.max_batch_size
     if max(count for row in plan.lengths for count in row.sequences.values()) > batch:
         yield f"scheduler.max_batch_size={batch} lets {batch} run at once; more than that have to wait."
+    yield from (f"warning: {text}" for text in plan.lacking)
     if plan.sure is not None:
         yield f"The size of the pool is planned: {plan.sure}."
     if plan.settings.device == "cpu":

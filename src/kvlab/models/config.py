@@ -137,6 +137,7 @@ class WeightCounts(NamedTuple):
     norms: int  # and other vectors
     biases: int
     largest: int  # of one weight
+    experts: int = 0  # of `body`: of experts that tokens choose among
 
     @property
     def total(self) -> int:

@@ -291,12 +291,13 @@ def _checked(config: PreTrainedConfig, calls: list[LayerCall]) -> LayerCall:
 def _count(model: PreTrainedModel) -> WeightCounts:
     table, layer = model.get_input_embeddings().weight, model.get_output_embeddings()
     head = table if layer is None else layer.weight
-    body = rows = norms = biases = largest = 0
+    body = rows = norms = biases = largest = experts = 0
     for name, weight in stored_tensors(model).items():
         count = weight.numel()
         largest = max(largest, count)
         if weight is table or weight is head:
             continue
+        experts += count if ".experts." in name else 0
         if weight.dim() > 1:
             body, rows = body + count, rows + count // weight.shape[-1]
         elif name.endswith("bias"):
@@ -304,7 +305,7 @@ def _count(model: PreTrainedModel) -> WeightCounts:
         else:
             norms += count
     embedding = 0 if head is table else table.numel()
-    return WeightCounts(body, rows, head.numel(), embedding, norms, biases, largest)
+    return WeightCounts(body, rows, head.numel(), embedding, norms, biases, largest, experts)
 
 
 def _intermediate_size(config: PreTrainedConfig) -> int:

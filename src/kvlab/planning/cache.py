@@ -58,6 +58,7 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
         max_seq_len=config.model.max_seq_len,
         step_tokens=scheduler.step_tokens,
         ahead=scheduler.ahead,
+        parts=config.executor.attention_data_parallel,
     )
 
 

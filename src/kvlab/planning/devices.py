@@ -7,8 +7,9 @@ from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
 from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
+from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import KVSpec
-from kvlab.models.config import DecoderConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
@@ -42,7 +43,10 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
         return model.divided(executor, name, devices)
     for key in ("expert_parallel", "attention_data_parallel"):
         if (count := getattr(executor, key)) > 1:
-            text = f"is for mixtures of experts, and {name} has no experts; leave it at 1"
+            has = f"{name} has no experts"
+            if isinstance(model, TransformersConfig) and model.counts.experts:
+                has = f"those of {model.family} are divided by executor.tensor_parallel alone"
+            text = f"is for mixtures of experts, and {has}; leave it at 1"
             raise ConfigError(f"executor.{key}", count, text)
     if model.num_heads % devices or (model.num_kv_heads % devices and devices % model.num_kv_heads):
         text = f"{name} has {model.num_heads} query heads and {model.num_kv_heads} KV heads, which it has to divide"
@@ -116,6 +120,25 @@ def lacking_for_steps(config: EngineConfig, hardware: HardwareConfig, working: W
         return None
     text = f"executor.memory_utilization={share:g} leaves {format_bytes(rest)} of each device for steps, which may"
     return f"{text} need {format_bytes(working.peak)}: a server would run out of memory; take a smaller share"
+
+
+def lacking_for_longest(config: EngineConfig, pool: PoolSize) -> str | None:
+    """That the pool does not hold a sequence as long as `model.max_seq_len`, with which vLLM refuses to start, in
+    words; None: it does, no vLLM is simulated, or the cache's size was given instead.
+    """
+    if config.kv.memory is not None or config.kv.num_blocks is not None:
+        return None
+    longest = config.model.max_seq_len
+    is_vllm = config.hardware is not None and config.framework.name.startswith("vllm")
+    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window
+    if not is_vllm or usual_server(config) is None or pool.most_blocks(longest) <= pool.blocks_of_a_part:
+        return None
+    fits, block = longest_sequence(pool, longest), pool.block_size * pool.bytes_per_slot
+    needed, there = pool.most_blocks(longest) * block, pool.blocks_of_a_part * block
+    text = f"model.max_seq_len={longest}: one sequence of so many tokens needs {format_bytes(needed)} of KV cache"
+    text += f", and there are {format_bytes(there)}" + (" for each group" if pool.parts > 1 else "")
+    does = f"model.max_seq_len={fits} would (--max-model-len)" if fits else "take more devices"
+    return f"{text}: a vLLM server would not start; {does}"
 
 
 def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float, plan: MemoryPlan) -> int:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kvlab.models.config import DecoderConfig
+from kvlab.errors import ConfigError
+from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.sparse import Formats, Latent, SparseConfig
 from kvlab.simulation.expert_load import FEWEST, POWER
-from kvlab.simulation.tables import MeasuredTables, UnmeasuredError
+from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 
+_OTHERWISE = 0.03  # share of the weights of layers that products of their own may have
 FEW = 256  # tokens up to which shared experts are computed beside the others, on a stream of their own (vLLM)
 VARIANCES = 4  # of q and of k in float32, as numbers of 16 bits
 _STREAMED = 0.8  # share of the bandwidth that norms and gates reach, as in the package's own models;
@@ -43,8 +45,21 @@ class Operations(NamedTuple):
     even: Sequence[Any] = ()  # and the same measured with choices that meet as many experts as they can
 
 
+def _check_products(model: DecoderConfig) -> None:
+    """Raise ConfigError for a decoder of transformers whose layers have others than those that are looked up."""
+    if not isinstance(model, TransformersConfig):
+        return
+    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    looked_up = model.num_layers * model.hidden_size * (heads + 3 * model.intermediate_size)
+    if abs(model.counts.body - looked_up) > _OTHERWISE * looked_up:
+        text = "timing=silicon looks up QKV, output, gate, up and down, and its layers have others"
+        raise ConfigError("model.family", model.family, f"{text}; {INSTEAD}")
+
+
 def operations(tables: MeasuredTables, model: DecoderConfig, devices: int, weights: str, kv: str) -> Operations:
-    """Of a dense model among `devices`. Raises UnmeasuredError for a type of K and V."""
+    """Of a dense model among `devices`. Raises UnmeasuredError for a type of K and V, and ConfigError for
+    layers with other products."""
+    _check_products(model)
     make, types = tables.operations, tables.types
     hidden, layers, head_dim = model.hidden_size, model.num_layers, model.head_dim
     heads, kv_heads = model.num_heads // devices, max(1, model.num_kv_heads // devices)

@@ -25,8 +25,8 @@ from kvlab.errors import ConfigError
 from kvlab.kv.tiers.base import Link, SimulatedLink
 from kvlab.kv.tiers.settings import Links
 from kvlab.kv.view import CacheView
-from kvlab.models.config import DecoderConfig
-from kvlab.models.sparse import SparseConfig
+from kvlab.models.config import DecoderConfig, TransformersConfig
+from kvlab.models.sparse import SPARSE, SparseConfig
 from kvlab.planning.cache import planned_pool
 from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
 from kvlab.planning.sparse import expert_bytes
@@ -112,6 +112,12 @@ class SimulatedExecution(ExecutorKind):
         chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
+        if isinstance(model, TransformersConfig) and model.counts.experts and not timing.includes_host:
+            text = (
+                f"is a mixture of experts ({model.family}), of which a token reads a part, and whose steps are not "
+            )
+            text += f"timed; those of {', '.join(SPARSE)} are; kvlab capacity plans its memory"
+            raise ConfigError("model", config.model.name, text)
         kv = config.kv
         check_links(kv, hardware)
         if kv.num_blocks is None and kv.memory is None:

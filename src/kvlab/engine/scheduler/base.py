@@ -192,7 +192,11 @@ class Scheduler:
         if not self._open or not self.has_room():
             return None
         sequence = self.order.choose(self.waiting, self._state)
-        return sequence if sequence is None or sequence.request.arrival_s < self._known_s else None
+        return None if sequence is None or self.is_late(sequence) else sequence
+
+    def is_late(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence came when the coming step was decided already."""
+        return sequence.request.arrival_s >= self._known_s
 
     def _waits_for_more(self) -> bool:
         """Whether prompts that could be admitted wait, while others decode, for more of them."""

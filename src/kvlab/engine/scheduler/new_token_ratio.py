@@ -94,7 +94,7 @@ class RatioScheduler(Scheduler):
 
     def _requeue(self, sequence: Sequence) -> None:
         """At the end of the queue, but before what is not known yet of a step that is decided `ahead`."""
-        unknown = [other for other in self.waiting if other.request.arrival_s >= self._known_s]
+        unknown = [other for other in self.waiting if self.is_late(other)]
         for other in unknown:
             self.waiting.remove(other)
         for other in (sequence, *unknown):

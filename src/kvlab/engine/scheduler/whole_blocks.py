@@ -64,7 +64,7 @@ class WholeBlockScheduler(Scheduler):
         others = (each for each in self.waiting if each is not first)
         room = self.config.max_batch_size - len(self.running) - 1
         for sequence in () if first is None else (first, *islice(others, room)):
-            if sequence.request.arrival_s >= self._known_s:
+            if self.is_late(sequence):
                 break
             if not self._shares_prefixes or not self._waits_for_block(sequence):
                 return sequence

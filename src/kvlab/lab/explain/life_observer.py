@@ -14,7 +14,8 @@ from kvlab.lab.explain.lives import Cause, Life, Timeline
 from kvlab.lab.results.requests import SampleKey
 
 _WAITS = {
-    Stop.TOKENS: Cause.TOKENS, Stop.SEQUENCES: Cause.SEQUENCES, Stop.BLOCKS: Cause.BLOCKS, Stop.POLICY: Cause.POLICY
+    Stop.TOKENS: Cause.TOKENS, Stop.SEQUENCES: Cause.SEQUENCES, Stop.BLOCKS: Cause.BLOCKS,
+    Stop.POLICY: Cause.POLICY, Stop.LATE: Cause.STEP,
 }  # fmt: skip
 
 

@@ -83,5 +83,6 @@ def plan_peer(config: RunConfig) -> PeerPlan | None:
             raise ConfigError(key, value, text)
     kind.check(config)
     requests = requests_of(config)
-    longest = check_lengths(requests, config.workload.name, config.model.max_seq_len)
-    return PeerPlan(config, kind, decoder_config(config.model), requests, longest)
+    model = decoder_config(config.model)
+    longest = check_lengths(requests, config.workload.name, config.model.max_seq_len, model.max_position_embeddings)
+    return PeerPlan(config, kind, model, requests, longest)

@@ -130,8 +130,11 @@ def _plan(config: RunConfig, requests: list[Request] | None) -> RunPlan:
         raise ConfigError("debug.profile", True, text)
     if requests is None:
         requests = requests_of(config)
-    longest = check_lengths(requests, config.workload.name, config.model.max_seq_len)
-    check_longest_sequence(plan.pool, longest)
+    longest = check_lengths(
+        requests, config.workload.name, config.model.max_seq_len, plan.model.max_position_embeddings
+    )
+    room = None if plan.memory is None else plan.memory - plan.weights.total - plan.working.peak
+    check_longest_sequence(plan.pool, longest, room)
     has_words = plan.kernels is not None and config.model.weights != "dummy"
     tokenizer = find_tokenizer(config.model) if has_words else None
     parts = {field.name: getattr(plan, field.name) for field in fields(plan)}

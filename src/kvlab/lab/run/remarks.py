@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
-from kvlab.config import RunConfig
+from kvlab.config import HardwareConfig, RunConfig
 from kvlab.lab.run.plan import RunPlan
-from kvlab.planning.devices import lacking_for_steps, usual_server
+from kvlab.planning.devices import lacking_for_longest, lacking_for_steps, usual_server
 from kvlab.simulation.eager import eager_note
 from kvlab.simulation.timings import Timing
-from kvlab.simulation.timings.base import unread_tiers
+from kvlab.simulation.timings.base import LINKS, set_rates, unread_tiers
+
+_LINKED, _LINKED_IN_RACKS = 8, 72  # devices of a server, and of an NVL72 rack, that link_gb_s is of
 
 
 def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
@@ -18,8 +20,20 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         yield from unread_tiers(config.kv, config.hardware)
         framework, lacking = config.framework, lacking_for_steps(config, config.hardware, plan.working)
         eager = eager_note(framework, plan.model.num_layers, includes_host=timing.includes_host)
-        yield from filter(None, (lacking, framework.other_schedule, eager))
+        longest = lacking_for_longest(config, plan.pool)
+        servers = _several_servers(config.hardware, config.executor.devices, timing)
+        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers))
     yield from _limits_of_all(config)
+
+
+def _several_servers(hardware: HardwareConfig, devices: int, timing: Timing) -> str | None:
+    """That the roofline knows of no slower links among servers, where nobody set what they are."""
+    most = _LINKED_IN_RACKS if hardware.name.startswith("gb") else _LINKED
+    if devices <= most or timing.description != "roofline" or set_rates(hardware, LINKS):
+        return None
+    link = f"hardware.link_gb_s={hardware.link_gb_s:g}"
+    text = f"timing roofline links all {devices} devices with {link}, as the {most} of one server"
+    return f"{text}; links among servers are slower: set it to what theirs carry"
 
 
 def _limits_of_all(config: RunConfig) -> Iterator[str]:

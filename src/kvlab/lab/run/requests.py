@@ -48,17 +48,22 @@ def lengths_note(config: RunConfig, requests: Iterable[Request]) -> str | None:
     return f"{text} none here, and its own gives others; model.tokenizer=WHERE lends it one, as fetched:smollm2"
 
 
-def check_lengths(requests: list[Request], workload: str, limit: int) -> int:
-    """The longest sequence the requests can make. Raises WorkloadError if that is longer than the `limit`."""
+def check_lengths(requests: list[Request], workload: str, limit: int, positions: int) -> int:
+    """The longest sequence the requests can make. Raises WorkloadError if that is longer than the `limit`, which
+    can be as many as the model has `positions`.
+    """
     lengths = grown_lengths(requests)
     longest = max(requests, key=lambda request: lengths[request.request_id])
     length = lengths[longest.request_id]
     if length > limit:
         earlier = length - len(longest.prompt_token_ids) - longest.expected_tokens
         behind = f"behind {earlier} tokens of earlier turns " if earlier else ""
+        advice = f"model.max_seq_len={length} would take it"
+        if length > positions:
+            advice = f"the model has positions up to {positions}: leave the request out, or take another model"
         raise WorkloadError(
             f"workload.name={workload}: request {longest.request_id} {behind}has a prompt of "
             f"{len(longest.prompt_token_ids)} tokens and up to {longest.expected_tokens} output tokens, "
-            f"more than model.max_seq_len={limit}; model.max_seq_len={length} would take it"
+            f"more than model.max_seq_len={limit}; {advice}"
         )
     return length

@@ -201,7 +201,7 @@ class TableImporter(Importer):
     def _check_said(self, columns: Mapping[str, str]) -> None:
         """Raises ConfigError for a column that was said and is not there."""
         for name, said in self.options.columns.items():
-            if self._names and name not in columns:
+            if self._names and said not in self._names:
                 text = f"the file has no such column; it has {', '.join(map(shown, self._names))}"
                 raise ConfigError(f"columns.{name}", said, text)
 

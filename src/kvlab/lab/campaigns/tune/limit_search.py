@@ -138,6 +138,10 @@ class LimitSearch(ABC):
         """The run of a value, as a user types it."""
         return run_command([*self.words, self.point(value)])
 
+    def advised(self, limits: Bracket) -> float | None:
+        """The value of the deployment that advice would be asked for; None: as the words have it."""
+        return limits.holds
+
     def folder(self, value: float) -> Path:
         """Where the results of a value are; of several repeats those of the first."""
         return self.runs.first(f"{value:g}")
@@ -192,7 +196,9 @@ class LimitSearch(ABC):
         self.console.rule(style="dim")
         if not self.runs.interrupted:
             requests = drawn_requests(self.config.workload)
-            advice = None if problem else advice_line(self.words, requests)
+            value = self.advised(limits)
+            words = self.words if value is None else [*self.words, self.point(value)]
+            advice = None if problem else advice_line(words, requests)
             print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
         with attempt(errors):
             write_csv(pictures / f"{self.files}.csv", self._rows())

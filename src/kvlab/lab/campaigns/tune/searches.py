@@ -171,6 +171,11 @@ class ReplicaSearch(LimitSearch):
         errors = self.errors(limits.holds, min)
         return [f"{held}; found in {count(len(self.ended), 'run')}", *below, *errors, self.command(limits.holds)]
 
+    def advised(self, limits: Bracket) -> float | None:
+        # The words have no number of replicas, but that of those which a split divides.
+        most = max(self.ended, default=None) if self.find == "replicas" else None
+        return most if limits.holds is None else limits.holds
+
     def named(self, value: float) -> str:
         """What was tried, in the table."""
         return f"{value:g}"
