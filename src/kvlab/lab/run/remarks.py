@@ -28,7 +28,7 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
 
 def _several_servers(hardware: HardwareConfig, devices: int, timing: Timing) -> str | None:
     """That the roofline knows of no slower links among servers, where nobody set what they are."""
-    most = _LINKED_IN_RACKS if hardware.name.startswith("gb") else _LINKED
+    most = _LINKED_IN_RACKS if hardware.name.startswith(("gb200", "gb300")) else _LINKED
     if devices <= most or timing.description != "roofline" or set_rates(hardware, LINKS):
         return None
     link = f"hardware.link_gb_s={hardware.link_gb_s:g}"
