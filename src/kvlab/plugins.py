@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from traceback import walk_tb
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, KvlabError
 
 _loaded: dict[str, None] = {}  # in the order in which they were loaded
 
@@ -55,4 +56,15 @@ def _load(plugin: str, load: Callable[[], object]) -> None:
         advice = "; name one in the working directory, on PYTHONPATH or installed" if itself else ""
         raise ConfigError("plugins", plugin, f"cannot be imported: {error}{advice}") from error
     except Exception as error:
-        raise ConfigError("plugins", plugin, f"cannot be imported: {type(error).__name__}: {error}") from error
+        said = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
+        raise ConfigError("plugins", plugin, f"cannot be imported: {said}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where a plugin's own code has raised an error: the last line that is neither Python's import nor kvlab's."""
+    lines = [
+        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
+        for frame, number in walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith(("importlib", "_frozen_importlib", "kvlab."))
+    ]
+    return "" if isinstance(error, SyntaxError) else next(reversed(lines), "")

@@ -169,10 +169,13 @@ class TestRun:
                 "import missing",
                 "error: plugins=absent: cannot be imported: No module named 'missing'\n",
             ),
-            ("1 / 0", "error: plugins=absent: cannot be imported: ZeroDivisionError: division by zero"),
+            (
+                "import os\n1 / 0",
+                "cannot be imported: ZeroDivisionError: division by zero (absent.py, line 2)\n",
+            ),
             (
                 "from kvlab.engine.scheduler.orders import ORDERS\nORDERS.register('fcfs')(object)",
-                "scheduler.order=fcfs: is registered already, by kvlab.engine.scheduler.orders.fcfs",
+                "imported: scheduler.order=fcfs: is registered already, by kvlab.engine.scheduler.orders.fcfs",
             ),
         ],
     )
