@@ -92,6 +92,30 @@ def constant(config, *, vocab_size, seed):
     return [Request(f"c{i}", tuple(range(i, i + 40)), sampling, 0.0) for i in range(6)]
 """
 
+MORE = """
+from kvlab.fleet.base import Choice, Router
+from kvlab.fleet.routers import ROUTERS
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import JsonLinesImporter
+from kvlab.workloads.trace_format import TracedRequest
+
+
+@ROUTERS.register("first")
+class First(Router):
+    def choose(self, request, replicas, now):
+        return Choice(replicas[0].index)
+
+
+@IMPORTERS.register("gateway")
+class Gateway(JsonLinesImporter):
+    what = "logs of a gateway"
+    begins = '{"gateway"'
+    expected = "lines with in and out"
+
+    def of_line(self, place, row):
+        yield TracedRequest(row["in"], None, row["out"])
+"""
+
 
 def command(directory: Path, *arguments: str) -> Command:
     """`kvlab` in `directory`, as a user calls it."""
@@ -151,6 +175,19 @@ class TestRun:
         assert ended.output.startswith("error: scheduler.order=last_comes: unknown; known: ")
         assert "last_come," in ended.output
         assert ended.output.endswith("did you mean last_come?\n")
+
+    def test_commands_with_names_of_their_own_take_them(self, outside: Path) -> None:
+        (outside / "more.py").write_text(MORE)
+        (outside / "log.jsonl").write_text('{"gateway": 1, "in": 20, "out": 5}\n')
+        replayed = command(
+            outside, "replay", "plugins=[theirs]", "kv.eviction=mine", "workload=multi_turn", "figure=null"
+        )
+        assert replayed.code == 0, replayed.output
+        assert "mine" in replayed.output
+        imported = command(outside, "import", "log.jsonl", "plugins=[more]", "to=trace.jsonl")
+        assert "log.jsonl: logs of a gateway, 1 requests, 20 prompt tokens, 5 output tokens" in imported.output
+        routed = command(outside, "route", "plugins=more", "fleet.router=first", "upstreams=[http://127.0.0.1:9]")
+        assert "none is up" in routed.output  # the router is known
 
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
         info = outside / "theirs-1.2.dist-info"
