@@ -35,7 +35,7 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         ({"choose": lambda self, waiting, state: "r0"}, "mine: chose r0, which does not wait"),
         (
             {
-                "rank": lambda self, sequence: len(vars(self).setdefault("known", [sequence])),
+                "rank": lambda self, sequence: len(self.__dict__.setdefault("known", [sequence])),
                 "choose": lambda self, waiting, state: self.known[0],
             },
             "mine: chose request r0, which does not wait",
