@@ -7,9 +7,12 @@ group `kvlab`, before its configuration is checked; so their names are as good a
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, partial
+from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from traceback import walk_tb
 
 from kvlab.errors import ConfigError, KvlabError
@@ -38,6 +41,22 @@ def load_plugins(modules: Iterable[str] = ()) -> None:
 def loaded_plugins() -> tuple[str, ...]:
     """The plugins of this process: module names, and `<distribution> <version>` of entry points."""
     return tuple(_loaded)
+
+
+def plugin_code(modules: Iterable[str]) -> dict[str, str]:
+    """The first 8 digits of a SHA-256 of each module's source, of a package of all its sources: as long as they are
+    the same, so is what it does. What is not imported, or has no source, is left out.
+    """
+    found = {}
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None or not file.endswith(".py"):
+            continue
+        path = Path(file)
+        sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        with suppress(OSError):  # one that is gone since
+            found[name] = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
+    return found
 
 
 @cache

@@ -234,6 +234,21 @@ def test_plugins_are_a_part_of_what_is_measured() -> None:
     assert config_digest(RunConfig(plugins=["theirs"])) != config_digest(RunConfig())
 
 
+def test_the_code_of_a_plugin_is_a_part_of_what_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "kvlab_edited"
+    package.mkdir()
+    for name in ("__init__", "policy"):
+        (package / f"{name}.py").write_text("")
+    load_plugins(["kvlab_edited"])
+    before = config_digest(RunConfig(plugins=["kvlab_edited"]))
+    assert config_digest(RunConfig(plugins=["kvlab_edited"])) == before
+    (package / "policy.py").write_text("FACTOR = 2")
+    assert config_digest(RunConfig(plugins=["kvlab_edited"])) != before
+
+
 def test_a_file_is_no_module() -> None:
     with pytest.raises(
         ConfigError, match=r"plugins=here/mine\.py: is a file; write mine, in the working directory"
