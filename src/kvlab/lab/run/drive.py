@@ -62,6 +62,7 @@ class _Arrivals:
 
     def refused(self) -> None:
         """The one that was submitted last ends its conversation."""
+        del self._left[next(reversed(self.submitted))]
         self._room += 1
 
     def ended(self, record: RequestRecord) -> None:
@@ -142,8 +143,13 @@ def drive(
             idle += 1
             if idle > _MOST_IDLE and isinstance(clock, LogicalClock):
                 text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
-                raise EngineStoppedError(f"{text}, the first {shown(arrivals.open[0])}; {_WHY_IDLE}")
+                first = shown(next(iter(arrivals.open), "none"))
+                raise EngineStoppedError(f"{text}, the first {first}; {_WHY_IDLE}")
         on_step(log, record)
+    if arrivals.open and not log.interrupted:
+        text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"
+        text += f" {shown(arrivals.open[0])}; it has to call on_finish for each of a request's samples"
+        raise EngineStoppedError(text)
     log.duration_s = (
         clock.now() if log.interrupted else max((ended.finished_s for ended in log.records), default=0.0)
     )
