@@ -43,6 +43,17 @@ def loaded_plugins() -> tuple[str, ...]:
     return tuple(_loaded)
 
 
+def raised_in(error: BaseException) -> str:
+    """Where in a plugin an error was raised, to be put behind it: the last line that is a plugin's; "": none is."""
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in _loaded} - {None}
+    lines = [
+        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
+        for frame, number in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename in files
+    ]
+    return next(reversed(lines), "")
+
+
 def plugin_code(modules: Iterable[str]) -> dict[str, str]:
     """The first 8 digits of a SHA-256 of each module's source, of a package of all its sources: as long as they are
     the same, so is what it does. What is not imported, or has no source, is left out.

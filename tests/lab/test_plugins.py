@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.lab.results.provenance import config_digest
 from kvlab.paths import CONF
-from kvlab.plugins import load_plugins
+from kvlab.plugins import load_plugins, raised_in
 from tests.support import killer
 from tests.support.commands import Command
 from tests.support.forked import Forked
@@ -254,3 +255,13 @@ def test_a_file_is_no_module() -> None:
         ConfigError, match=r"plugins=here/mine\.py: is a file; write mine, in the working directory"
     ):
         load_plugins(["here/mine.py"])
+
+
+def test_an_error_says_where_in_a_plugin_it_was_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kvlab_divides.py").write_text("def rank(sequence):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins(["kvlab_divides"])
+    with pytest.raises(ZeroDivisionError) as caught:
+        sys.modules["kvlab_divides"].rank(None)
+    assert raised_in(caught.value) == " (kvlab_divides.py, line 2)"
+    assert raised_in(ValueError()) == ""
