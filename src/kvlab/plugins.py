@@ -7,11 +7,15 @@ group `kvlab`, before its configuration is checked; so their names are as good a
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, partial
+from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
+from traceback import walk_tb
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, KvlabError
 
 _loaded: dict[str, None] = {}  # in the order in which they were loaded
 
@@ -39,6 +43,33 @@ def loaded_plugins() -> tuple[str, ...]:
     return tuple(_loaded)
 
 
+def raised_in(error: BaseException) -> str:
+    """Where in a plugin an error was raised, to be put behind it: the last line that is a plugin's; "": none is."""
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in _loaded} - {None}
+    lines = [
+        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
+        for frame, number in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename in files
+    ]
+    return next(reversed(lines), "")
+
+
+def plugin_code(modules: Iterable[str]) -> dict[str, str]:
+    """The first 8 digits of a SHA-256 of each module's source, of a package of all its sources: as long as they are
+    the same, so is what it does. What is not imported, or has no source, is left out.
+    """
+    found = {}
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None or not file.endswith(".py"):
+            continue
+        path = Path(file)
+        sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        with suppress(OSError):  # one that is gone since
+            found[name] = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
+    return found
+
+
 @cache
 def _load_entry_points() -> None:
     for point in entry_points(group="kvlab"):
@@ -55,4 +86,15 @@ def _load(plugin: str, load: Callable[[], object]) -> None:
         advice = "; name one in the working directory, on PYTHONPATH or installed" if itself else ""
         raise ConfigError("plugins", plugin, f"cannot be imported: {error}{advice}") from error
     except Exception as error:
-        raise ConfigError("plugins", plugin, f"cannot be imported: {type(error).__name__}: {error}") from error
+        said = str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}"
+        raise ConfigError("plugins", plugin, f"cannot be imported: {said}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where a plugin's own code has raised an error: the last line that is neither Python's import nor kvlab's."""
+    lines = [
+        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
+        for frame, number in walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith(("importlib", "_frozen_importlib", "kvlab."))
+    ]
+    return "" if isinstance(error, SyntaxError) else next(reversed(lines), "")

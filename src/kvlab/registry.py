@@ -13,6 +13,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
+from kvlab.contract import misfit
 from kvlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -33,6 +34,21 @@ _HOMES = {
     "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",
 }
 
+#: What a plugin's implementation has to be: a subclass of this class, or a function like this one.
+_CONTRACTS = {
+    "kv.eviction": "kvlab.kv.eviction:EvictionPolicy",
+    "scheduler.policy": "kvlab.engine.scheduler:Scheduler",
+    "scheduler.order": "kvlab.engine.scheduler.orders:Order",
+    "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:last_admitted",
+    "scheduler.speculation.method": "kvlab.engine.speculation:Proposer",
+    "attention.backend": "kvlab.attention.base:AttentionBackend",
+    "engine.kind": "kvlab.peers.engines:EngineKind",
+    "executor.kind": "kvlab.engine.executors:ExecutorKind",
+    "fleet.router": "kvlab.fleet.routers:Router",
+    "format": "kvlab.workloads.importers:Importer",
+    "workload.source": "kvlab.workloads.sources.synthetic:synthesize",
+}
+
 #: Every setting that takes a name from a registry.
 KEYS = tuple(_HOMES)
 
@@ -51,12 +67,17 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorate an implementation to make it known as `name`. Raises ConfigError for a name that is taken."""
+        """Decorate an implementation to make it known as `name`. Raises ConfigError for a name that is taken, and
+        for an implementation outside of kvlab that cannot be called as kvlab would call it.
+        """
 
         def add(implementation: T) -> T:
             owner = self._owner(name)
             if owner not in (None, _where(implementation), getattr(implementation, "__module__", None)):
                 raise ConfigError(self.key, name, f"is registered already, by {owner}; choose another name")
+            contract = None if _where(implementation).startswith("kvlab.") else _CONTRACTS.get(self.key)
+            if contract is not None and (text := misfit(implementation, _found(contract))):
+                raise ConfigError(self.key, name, text)
             self._entries[name] = implementation
             return implementation
 
@@ -108,6 +129,11 @@ def _where(implementation: object) -> str:
 
 def registry(key: str) -> Registry[Any]:
     """The registry behind a setting such as `scheduler.order`."""
-    module, _, name = _HOMES[key].partition(":")
-    found: Registry[Any] = getattr(import_module(module), name)
+    found: Registry[Any] = _found(_HOMES[key])
     return found
+
+
+def _found(where: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)

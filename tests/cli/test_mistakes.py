@@ -58,6 +58,17 @@ def test_a_mistake_names_its_key_and_value(override: str, sentence: str, monkeyp
     assert str(refused.value).isprintable()
 
 
+def test_a_mistake_in_a_file_of_ones_own_names_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "conf" / "hardware" / "my_gpu.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("name: my_gpu\nmemory: 24GiB\nbandwidth_gb_s: fast\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"hardware=my_gpu: hardware\.bandwidth_gb_s=fast there must be a number"):
+        compose_run(["hardware=my_gpu"])
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

@@ -6,12 +6,15 @@ import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from kvlab.config import RunConfig
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.protocol import Auditable, EngineStats, FinishCallback, Journaled, ServingEngine
+from kvlab.errors import ConfigError, EngineStoppedError
 from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.figures import save_run_figures
 from kvlab.lab.report.options import ReportOptions
@@ -27,6 +30,8 @@ from kvlab.lab.run import serve as execution
 from kvlab.lab.run.drive import drive
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.terminal import Terminal
+from kvlab.peers.engines import ENGINES
+from kvlab.peers.engines.base import Assignment, EngineKind
 from tests.support.runs import run_small
 
 
@@ -251,3 +256,35 @@ def test_a_log_of_nothing_has_metrics_of_requests_alone() -> None:
     assert set(run_metrics(RunLog())) == {
         "duration_s", "requests/completed", "requests/failed", "requests/refused", "tokens/prompt", "tokens/output",
     }  # fmt: skip
+
+
+def test_an_engine_that_forgets_a_request_ends_the_run() -> None:
+    class Forgetful(SlotEngine):
+        def submit(
+            self, request: Request, on_output: object = None, on_finish: FinishCallback | None = None
+        ) -> None:
+            super().submit(request, on_output, None if request.request_id == "b" else on_finish)
+
+    requests = [Request(name, (1, 2, 3), SamplingParams(max_tokens=2)) for name in "abc"]
+    assert [record.request_id for record in drive(SlotEngine(2), requests).records] == ["a", "b", "c"]
+    with pytest.raises(
+        EngineStoppedError, match="no work left, and 1 requests have not ended, the first b; it has to"
+    ):
+        drive(Forgetful(2), requests)
+
+
+def test_what_is_no_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(EngineKind):
+        @staticmethod
+        def check(config: RunConfig) -> None:
+            pass
+
+        @staticmethod
+        def start(assignment: Assignment) -> ServingEngine:
+            return cast(ServingEngine, None)
+
+    monkeypatch.setitem(ENGINES._entries, "nothing", Nothing)
+    with pytest.raises(
+        ConfigError, match=r"engine\.kind=nothing: start returned None, which lacks clock, submit, st"
+    ):
+        run_small(tmp_path, "engine.kind=nothing")

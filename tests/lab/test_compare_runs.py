@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvlab.errors import ConfigError, RecordError
@@ -35,6 +37,13 @@ def test_names_tags_and_tracking_do_not_make_a_configuration(tmp_path):
         for number in range(3)
     ]
     assert len(group_runs([RunSet("all", tuple(runs))])) == 1
+
+
+def test_runs_of_a_plugin_that_was_edited_are_no_repeats(tmp_path):
+    runs = [record_run(tmp_path / str(number)) for number in range(3)]
+    edited = [replace(run, facts={"plugins": {"mine": code}}) for run, code in zip(runs, "aab", strict=True)]
+    groups = group_runs([RunSet("all", tuple(edited))])
+    assert [(group.name, len(group.runs)) for group in groups] == [("plugins.mine=a", 2), ("plugins.mine=b", 1)]
 
 
 def test_a_sweep_that_failed_in_part_pairs_the_repeats_that_both_have(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.lab.results.provenance import config_digest
 from kvlab.paths import CONF
-from kvlab.plugins import load_plugins
+from kvlab.plugins import load_plugins, raised_in
 from tests.support import killer
 from tests.support.commands import Command
 from tests.support.forked import Forked
@@ -92,6 +93,30 @@ def constant(config, *, vocab_size, seed):
     return [Request(f"c{i}", tuple(range(i, i + 40)), sampling, 0.0) for i in range(6)]
 """
 
+MORE = """
+from kvlab.fleet.base import Choice, Router
+from kvlab.fleet.routers import ROUTERS
+from kvlab.workloads.importers import IMPORTERS
+from kvlab.workloads.importers.base import JsonLinesImporter
+from kvlab.workloads.trace_format import TracedRequest
+
+
+@ROUTERS.register("first")
+class First(Router):
+    def choose(self, request, replicas, now):
+        return Choice(replicas[0].index)
+
+
+@IMPORTERS.register("gateway")
+class Gateway(JsonLinesImporter):
+    what = "logs of a gateway"
+    begins = '{"gateway"'
+    expected = "lines with in and out"
+
+    def of_line(self, place, row):
+        yield TracedRequest(row["in"], None, row["out"])
+"""
+
 
 def command(directory: Path, *arguments: str) -> Command:
     """`kvlab` in `directory`, as a user calls it."""
@@ -152,6 +177,19 @@ class TestRun:
         assert "last_come," in ended.output
         assert ended.output.endswith("did you mean last_come?\n")
 
+    def test_commands_with_names_of_their_own_take_them(self, outside: Path) -> None:
+        (outside / "more.py").write_text(MORE)
+        (outside / "log.jsonl").write_text('{"gateway": 1, "in": 20, "out": 5}\n')
+        replayed = command(
+            outside, "replay", "plugins=[theirs]", "kv.eviction=mine", "workload=multi_turn", "figure=null"
+        )
+        assert replayed.code == 0, replayed.output
+        assert "mine" in replayed.output
+        imported = command(outside, "import", "log.jsonl", "plugins=[more]", "to=trace.jsonl")
+        assert "log.jsonl: logs of a gateway, 1 requests, 20 prompt tokens, 5 output tokens" in imported.output
+        routed = command(outside, "route", "plugins=more", "fleet.router=first", "upstreams=[http://127.0.0.1:9]")
+        assert "none is up" in routed.output  # the router is known
+
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
         info = outside / "theirs-1.2.dist-info"
         info.mkdir()
@@ -169,10 +207,13 @@ class TestRun:
                 "import missing",
                 "error: plugins=absent: cannot be imported: No module named 'missing'\n",
             ),
-            ("1 / 0", "error: plugins=absent: cannot be imported: ZeroDivisionError: division by zero"),
+            (
+                "import os\n1 / 0",
+                "cannot be imported: ZeroDivisionError: division by zero (absent.py, line 2)\n",
+            ),
             (
                 "from kvlab.engine.scheduler.orders import ORDERS\nORDERS.register('fcfs')(object)",
-                "scheduler.order=fcfs: is registered already, by kvlab.engine.scheduler.orders.fcfs",
+                "imported: scheduler.order=fcfs: is registered already, by kvlab.engine.scheduler.orders.fcfs",
             ),
         ],
     )
@@ -194,8 +235,33 @@ def test_plugins_are_a_part_of_what_is_measured() -> None:
     assert config_digest(RunConfig(plugins=["theirs"])) != config_digest(RunConfig())
 
 
+def test_the_code_of_a_plugin_is_a_part_of_what_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "kvlab_edited"
+    package.mkdir()
+    for name in ("__init__", "policy"):
+        (package / f"{name}.py").write_text("")
+    load_plugins(["kvlab_edited"])
+    before = config_digest(RunConfig(plugins=["kvlab_edited"]))
+    assert config_digest(RunConfig(plugins=["kvlab_edited"])) == before
+    (package / "policy.py").write_text("FACTOR = 2")
+    assert config_digest(RunConfig(plugins=["kvlab_edited"])) != before
+
+
 def test_a_file_is_no_module() -> None:
     with pytest.raises(
         ConfigError, match=r"plugins=here/mine\.py: is a file; write mine, in the working directory"
     ):
         load_plugins(["here/mine.py"])
+
+
+def test_an_error_says_where_in_a_plugin_it_was_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kvlab_divides.py").write_text("def rank(sequence):\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins(["kvlab_divides"])
+    with pytest.raises(ZeroDivisionError) as caught:
+        sys.modules["kvlab_divides"].rank(None)
+    assert raised_in(caught.value) == " (kvlab_divides.py, line 2)"
+    assert raised_in(ValueError()) == ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import pytest
@@ -26,7 +26,7 @@ from kvlab.fleet.base import Choice, ReplicaView, RoutedRequest, Router
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.routers import ROUTERS
 from kvlab.server.decisions import replay
-from kvlab.server.lookout import RouteSettings
+from kvlab.server.lookout import Lookout, RouteSettings
 from kvlab.server.passing import client_session
 from kvlab.server.route import Proxy
 from kvlab.server.routed_call import RoutedCall, asked_of
@@ -116,20 +116,41 @@ def test_who_may_drain_and_what(stack: ExitStack) -> None:
     assert (answer.status_code, "no upstream takes requests" in answer.text) == (503, True)
 
 
-def test_a_router_that_answers_a_dead_replica(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        (lambda views: Choice(7), "chose replica 7 for r, of 0"),
+        (lambda views: views.pop().index, "has to return a Choice of 0 for r, not 0"),
+        (lambda views: views[0].queue, "AttributeError: 'Upstream' object has no attribute 'queue'"),
+    ],
+)
+def test_a_router_that_answers_nothing_of_use(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, answered: Callable[[Any], Any], said: str
+) -> None:
     monkeypatch.setattr(ROUTERS, "_entries", dict(ROUTERS._entries))
 
     @ROUTERS.register("the_dead")
     class Dead(Router):
         def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
-            return Choice(7)
+            return cast(Choice, answered(replicas)) if request.request_id == "r" else Choice(0)
 
     server = stack.enter_context(endpoint(usage="none"))
     url = proxy_before(stack, [server.url], "fleet.router=the_dead")
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "r"})
     assert answer.status_code == 500
-    assert answer.json()["error"]["message"] == ("fleet.router=the_dead: chose 7, which takes no requests; [0] do")
+    assert answer.json()["error"]["message"] == f"fleet.router=the_dead: {said}"
     assert not server.script.bodies
+
+
+def test_a_router_that_cannot_choose_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(Router):
+        def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
+            return cast(Any, replicas[0]).queue
+
+    monkeypatch.setitem(ROUTERS._entries, "wrong", Wrong)
+    lookout = Lookout(RouteSettings(["http://127.0.0.1:9"], FleetConfig(router="wrong")))
+    with pytest.raises(ConfigError, match=r"fleet\.router=wrong: AttributeError: 'Upstream' object has no"):
+        lookout._try_out(lookout.upstreams[0])
 
 
 def test_a_server_that_comes_later_with_another_model_is_left_out(stack: ExitStack) -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from kvlab.attention.registry import select_backend
 from kvlab.config import ModelConfig
-from kvlab.errors import KernelError
+from kvlab.errors import BackendError, KernelError
 from kvlab.kv.pools.contiguous import ContiguousKVCachePool
 from kvlab.kv.storage import KVStorage
 from kvlab.kv.view import CacheView
@@ -78,6 +78,14 @@ def test_rotary_angles_are_computed_once_for_each_table(name: str, monkeypatch: 
     monkeypatch.setattr(TorchOps, "angles", counted)
     last_logits(decoder, [1, 2, 3])
     assert len(calls) == len(set(calls)) == (2 if name == "gemma3_tiny" else 1)
+
+
+def test_attention_of_another_shape_is_refused_before_a_kernel_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = dummy_decoder("qwen3_tiny")
+    kind = type(decoder.attention)
+    monkeypatch.setattr(kind, "forward", lambda self, q, view, layer, spec: q[:, :1].contiguous())
+    with pytest.raises(BackendError, match=r"returned \[3, 1, 32\] in torch.float32; forward returns \[3, 4, 32\]"):
+        last_logits(decoder, [1, 2, 3])
 
 
 def test_each_layer_asks_for_its_own_attention() -> None:

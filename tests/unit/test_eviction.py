@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from kvlab.errors import ConfigError
 from kvlab.kv.allocator import BlockAllocator
-from kvlab.kv.eviction import EVICTION_POLICIES, RankedEviction
+from kvlab.kv.eviction import EVICTION_POLICIES, LruEviction, RankedEviction
 from tests.support.pools import content, fill
 
 
@@ -128,3 +131,18 @@ class TestChildrenBeforeParents:
         allocator.free([1, 0])
         allocator.share([1])
         assert allocator.allocate(1) == [0]
+
+
+@pytest.mark.parametrize("victims", [[None], [0], [3, 3]])  # of 4 blocks 2 and 3 are in no use
+def test_a_victim_that_may_not_be_evicted_is_refused(victims: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(LruEviction):
+        def victims(self, count: int) -> list[int]:
+            return victims
+
+    monkeypatch.setitem(EVICTION_POLICIES._entries, "wrong", Wrong)
+    allocator, blocks, _ = full("wrong")
+    allocator.free(blocks[2:])
+    with pytest.raises(
+        ConfigError, match=re.escape(f"kv.eviction=Wrong: evicts {victims}; each has to be a block")
+    ):
+        allocator.allocate(len(victims))

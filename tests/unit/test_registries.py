@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from kvlab.contract import misfit
 from kvlab.errors import ConfigError
-from kvlab.registry import KEYS, Registry, registry
+from kvlab.fleet.base import Router
+from kvlab.registry import _CONTRACTS, KEYS, Registry, _found, registry
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -54,3 +57,62 @@ def test_a_name_is_registered_once() -> None:
 def test_a_name_of_kvlab_that_is_not_imported_yet_is_taken_too() -> None:
     with pytest.raises(ConfigError, match=r"kv\.backend=paged: is registered already"):
         registry("kv.backend").register("paged")(int)
+
+
+class _Unfinished(Router):
+    pass
+
+
+class _Short(Router):
+    def choose(self, request: Any, replicas: Any) -> Any:  # type: ignore[override]
+        pass
+
+
+class _Narrow(Router):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+
+    def choose(self, request: Any, replicas: Any, now: float) -> Any:
+        pass
+
+
+class _Settled(_Unfinished):
+    choose = None  # type: ignore[assignment]
+
+
+def _eager(running: Any, state: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("key", "implementation", "said"),
+    [
+        ("fleet.router", _eager, "_eager has to be a subclass of kvlab.fleet.base.Router"),
+        ("fleet.router", _Unfinished, "_Unfinished lacks choose of Router"),
+        ("fleet.router", _Settled, "_Settled.choose has to be a method of (self, request, replicas, now)"),
+        (
+            "fleet.router",
+            _Short,
+            "_Short.choose(self, request, replicas) is called with (self, request, replicas, now)",
+        ),
+        ("fleet.router", _Narrow, "_Narrow.__init__(self, config) is called with (self, config, seed=0)"),
+        ("kv.eviction", _Short, "_Short has to be a subclass of kvlab.kv.eviction.base.EvictionPolicy"),
+        ("scheduler.preemption.victim", _eager, "_eager(running, state) is called with (running)"),
+        ("scheduler.preemption.victim", "last", "'last' has to be a function of (running)"),
+        ("workload.source", _eager, "_eager(running, state) is called with (config, *, vocab_size, seed)"),
+    ],
+)
+def test_what_kvlab_could_not_call_is_refused_at_once(key: str, implementation: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry(key).register("mine")(implementation)
+    assert str(caught.value) == f"{key}=mine: {said}"
+    assert "mine" not in registry(key).names()
+
+
+def test_kvlabs_own_implementations_keep_their_contracts() -> None:
+    for key in _CONTRACTS:
+        if key in KEYS:
+            known = registry(key)
+            assert [misfit(known.get(name), _found(_CONTRACTS[key])) for name in known.own_names()] == [
+                None for _ in known.own_names()
+            ]

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
+from kvlab.attention.base import AttentionBackend, AttentionSpec, Support, check_attended
 from kvlab.attention.registry import Backends, attention_backends, select_backend
 from kvlab.errors import BackendError
 from kvlab.kv.view import CacheView
@@ -93,3 +93,39 @@ def test_preferred_backends_come_first_and_kernels_can_be_left_out() -> None:
 
 def test_by_default_kernels_are_tried_first() -> None:
     assert list(attention_backends())[:3] == ["cpu", "triton", "sdpa"]
+
+
+class _Yes(Backend):
+    def supports(self, spec: AttentionSpec) -> Support:
+        return True  # type: ignore[return-value]
+
+
+def test_one_that_answers_no_support_is_refused() -> None:
+    with pytest.raises(BackendError, match="attention=yes cannot run here: supports returned True, no Support"):
+        select_backend(SPEC, "yes", {"yes": partial(_Yes, "yes")})
+
+
+def test_one_without_a_name_is_told_to_have_one() -> None:
+    class Nameless(Backend):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(BackendError, match="attention=slow: its class has no name; write name = 'slow' there"):
+        select_backend(SPEC, "slow", {"slow": Nameless})
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "NoneType"),
+        (torch.zeros(3, 1, 16), r"\[3, 1, 16\] in torch.float32"),
+        (torch.zeros(3, 4, 16, dtype=torch.float64), r"\[3, 4, 16\] in torch.float64"),
+    ],
+)
+def test_what_forward_returns_is_shaped_as_the_queries(returned: torch.Tensor | None, said: str) -> None:
+    q = torch.zeros(3, 4, 16)
+    check_attended(Backend("slow"), q, q)
+    with pytest.raises(
+        BackendError, match=rf"attention=slow returned {said}; forward returns \[3, 4, 16\] in torch"
+    ):
+        check_attended(Backend("slow"), returned, q)

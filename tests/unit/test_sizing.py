@@ -30,6 +30,13 @@ def test_pool_size_is_what_the_tensors_take() -> None:
     assert size.num_bytes == storage.num_bytes == storage.keys.nbytes + storage.values.nbytes
 
 
+@pytest.mark.parametrize("returned", [0, 2.0])
+def test_a_backend_with_blocks_of_no_size_is_refused(returned: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContiguousKVCachePool, "block_size_for", lambda config, max_seq_len: returned)
+    with pytest.raises(ConfigError, match=rf"kv\.backend=contiguous: block_size_for returned {returned}; must be"):
+        size_pool(KVConfig(backend="contiguous", num_blocks=4), TINY, max_batch_size=2, max_seq_len=64)
+
+
 def test_giving_both_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv\.memory=1GiB: kv\.num_blocks=4 is given too"):
         KVConfig(num_blocks=4, memory="1GiB")

@@ -84,3 +84,12 @@ def check_layout(backend: AttentionBackend, view: CacheView) -> None:
             f"attention={backend.name} reads K and V laid out as {wanted}, and this cache is laid out as "
             f"{view.storage.layout}; allocate it in the backend's layout"
         )
+
+
+def check_attended(backend: AttentionBackend, attended: object, q: torch.Tensor) -> None:
+    """Raise BackendError unless a backend returned what is shaped as `q`: kernels behind it read as many bytes."""
+    shape, dtype = getattr(attended, "shape", None), getattr(attended, "dtype", None)
+    if shape != q.shape or dtype != q.dtype:
+        found = type(attended).__name__ if shape is None else f"{list(shape)} in {dtype}"
+        text = f"attention={backend.name} returned {found}; forward returns {list(q.shape)} in {q.dtype}, as q is"
+        raise BackendError(text)

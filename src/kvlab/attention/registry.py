@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kvlab.attention.backends import ATTENTION_BACKENDS
 from kvlab.attention.base import AttentionBackend, AttentionSpec, Support
-from kvlab.errors import BackendError
+from kvlab.errors import BackendError, shown
 from kvlab.kv.spec import PageLayout
 
 Backends = Mapping[str, Callable[[], AttentionBackend]]
@@ -40,6 +40,8 @@ def select_backend(
     reasons, second_best = {}, None
     for name in among if wanted == "auto" else [wanted]:
         backend = among[name]()
+        if not hasattr(backend, "name"):
+            raise BackendError(f"attention={name}: its class has no name; write name = {name!r} there")
         ok, reasons[name] = Support(True) if name == assume else _supports_all(backend, specs)
         if ok and not reasons[name]:
             return backend
@@ -60,4 +62,7 @@ def _supports_all(backend: AttentionBackend, specs: Collection[AttentionSpec]) -
         return Support(False, f"wants K and V laid out as {layout}; a cache provides {', '.join(PageLayout)}")
     if any(spec.has_sinks for spec in specs) and not backend.takes_sinks:
         return Support(False, "computes no attention sinks")
-    return min((backend.supports(spec) for spec in specs), key=lambda support: (support.ok, not support.reason))
+    answers = [backend.supports(spec) for spec in specs]
+    if wrong := [answer for answer in answers if not isinstance(answer, Support)]:
+        return Support(False, f"supports returned {shown(wrong[0], repr)}, no Support")
+    return min(answers, key=lambda support: (support.ok, not support.reason))

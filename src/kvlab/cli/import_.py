@@ -54,6 +54,7 @@ class ImportSettings:
     hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
     sort: bool = setting(False, "sort requests by arrival, all in memory; or --sort", "true")
     drop: list[str] = setting([], "leave out requests without times, outputs or prompts (of a table)", "NAME,NAME")
+    plugins: list[str] = setting([], "modules of your own to import first, with a format", "[MODULE,...]")
     columns: ColumnSettings = field(default_factory=ColumnSettings)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class ImportSettings:
             one_of("unit", self.unit, _UNITS)
 
 
-@command(__doc__, ImportSettings, bare=False)
+@command(__doc__, ImportSettings, bare=False, plugins=True)
 def main(settings: ImportSettings, files: list[str]) -> int:
     refuse_settings(ImportSettings, files)
     if len(files) != 1:

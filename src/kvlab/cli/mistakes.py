@@ -71,7 +71,9 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
     elif wrong := re.search(r"could not be converted to (Integer|Float)|is not a valid (bool)", reason):
         kind = {"Integer": "a whole number", "Float": "a number"}.get(wrong[1], "true or false")
-        reason = f"must be {kind}"
+        inner = re.search(r"Value '(.*?)'.*full_key: (\S+)", str(error), re.DOTALL)
+        is_of_file = inner is not None and name != inner[2] and name in inner[2].split(".")
+        reason = f"{inner[2]}={inner[1]} there must be {kind}" if inner and is_of_file else f"must be {kind}"
     elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
         reason += f"; to add it, write +{name}=..."
     return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))

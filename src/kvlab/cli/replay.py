@@ -112,7 +112,7 @@ def curves(settings: ReplaySettings, overrides: list[str], console: Terminal) ->
         )
 
 
-@command(__doc__, ReplaySettings, bare=False)
+@command(__doc__, ReplaySettings, bare=False, plugins=True)
 def main(settings: ReplaySettings, overrides: list[str]) -> int:
     from kvlab.lab.prefix_replay.curves import show_curves
     from kvlab.lab.terminal import Terminal

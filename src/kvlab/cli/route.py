@@ -46,6 +46,7 @@ class RouteCommandSettings:
     replay: str | None = setting(None, "make the decisions of such a file again, and compare", "FILE")
     health_s: float = setting(1.0, "between two looks whether a server is up", "S")
     seed: int = setting(0, "of what a router draws", "N")
+    plugins: list[str] = setting([], "modules of your own to import first, with a router", "[MODULE,...]")
 
     def __post_init__(self) -> None:
         at_least("health_s", self.health_s, 0.01)
@@ -71,7 +72,7 @@ class RouteCommandSettings:
         return [(name, value) for name, value in values if value != getattr(usual, name)]
 
 
-@command(__doc__, RouteCommandSettings, bare=False, alone=True)
+@command(__doc__, RouteCommandSettings, bare=False, alone=True, plugins=True)
 def main(settings: RouteCommandSettings) -> int:
     # Imported this late so that --help answers at once.
     import asyncio

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
@@ -17,6 +18,7 @@ from kvlab.cli.mistakes import explained
 from kvlab.cli.output import lasting_output
 from kvlab.errors import ConfigError, KvlabError, nearest, printable
 from kvlab.lab.settings import setting as setting
+from kvlab.plugins import load_plugins
 from kvlab.secrets import redact, redacted_output
 
 if TYPE_CHECKING:
@@ -118,10 +120,12 @@ def command(
     *,
     bare: bool = True,
     alone: bool = False,
+    plugins: bool = False,
     written_out: Callable[[list[str]], list[str]] = list,
 ) -> Callable[[Callable[..., int]], Callable[[], None]]:
     """Make a function the `main` of a command. It is called with the settings of `schema` and the other arguments
     of the command line, `written_out` first, without these where settings come `alone`; it returns the exit code.
+    With `plugins` those that the command line names are imported first: the schema has names of theirs.
 
     Prints the help page where it is asked for. Without arguments a command that is not `bare` prints the page and
     ends with 2, as a KvlabError does after its sentence.
@@ -138,6 +142,8 @@ def command(
                 sys.exit(0 if arguments else 2)
             own = OWN_KEYS.set(tuple(_types(schema)))
             try:
+                if plugins:
+                    load_plugins(chain.from_iterable(map(_plugins, arguments)))
                 settings, others = read_settings(schema, written_out(arguments))
                 if alone and others:
                     raise unknown_setting(schema, others[0])
@@ -163,6 +169,12 @@ def fail(message: str) -> NoReturn:
     """End the process with code 2 and a sentence on stderr."""
     print(f"error: {printable(redact(message))}", file=sys.stderr)
     sys.exit(2)
+
+
+def _plugins(argument: str) -> list[str]:
+    """The modules that an argument names as plugins."""
+    key, _, value = argument.partition("=")
+    return [str(name) for name in _parse(value.strip(), list[str])] if key == "plugins" else []
 
 
 def _types(schema: type) -> dict[str, Any]:

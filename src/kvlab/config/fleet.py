@@ -208,7 +208,13 @@ class FleetConfig:
     def fed_by(self, view: str) -> str:
         """What feeds the router's view of `load` or `prefixes`: as set, or what the router has by default."""
         source: str = getattr(self, view)
-        return getattr(registry("fleet.router").get(self.router), view) if source == "auto" else source
+        if source == "auto":
+            source = getattr(registry("fleet.router").get(self.router), view)
+            known = (LOADS if view == "load" else PREFIXES)[1:]
+            if source not in known:
+                text = f"has {view}={source!r}; known: {', '.join(known)}"
+                raise ConfigError("fleet.router", self.router, text)
+        return source
 
     def _take_counts_of_groups(self) -> None:
         """Set `replicas` and `prefill` to what the groups have. Raises ConfigError where others were set."""

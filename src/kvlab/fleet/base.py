@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from kvlab.config.fleet import FleetConfig
+from kvlab.errors import ConfigError, shown
 from kvlab.fleet.memories import Memories
 from kvlab.kv.tiers.base import Key
 
@@ -127,11 +128,30 @@ class Router(ABC):
 
     def lowest(self, replicas: Sequence[ReplicaView], costs: Sequence[float]) -> Choice:
         """The replica of the lowest cost; of equals the first."""
+        self._check(costs)
         best = min(range(len(costs)), key=costs.__getitem__)
         return Choice(replicas[best].index, tuple(costs))
 
+    def checked(self, choice: object, request: RoutedRequest, among: Sequence[int]) -> Choice:
+        """What it chose for a request among these replicas. Raises ConfigError for what is none of them."""
+        text = ", ".join(map(str, among))
+        if not isinstance(choice, Choice):
+            text = f"has to return a Choice of {text} for {shown(request.request_id)}, not {shown(choice, repr)}"
+        elif type(choice.replica) is int and choice.replica in among:
+            return choice
+        else:
+            text = f"chose replica {choice.replica!r} for {shown(request.request_id)}, of {text}"
+        raise ConfigError("fleet.router", self.config.router, text)
+
+    def _check(self, scores: Sequence[float]) -> None:
+        """Raise ConfigError for scores that have no order."""
+        if any(score != score for score in scores):
+            text = f"scores replicas with {', '.join(map(str, scores))}; what is no number has no order"
+            raise ConfigError("fleet.router", self.config.router, text)
+
     def highest(self, replicas: Sequence[ReplicaView], scores: Sequence[float]) -> Choice:
         """The replica of the highest score; of equals any."""
+        self._check(scores)
         most = max(scores)
         best = [place for place, score in enumerate(scores) if score == most]
         place = best[0] if len(best) == 1 else best[int(self.random.integers(len(best)))]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.errors import ConfigError
 from kvlab.fleet.base import Choice, Router
 from kvlab.fleet.prefixes import RoutedPrompt
 from kvlab.fleet.replica import Asked, Replica, SimulatedView
@@ -49,10 +48,8 @@ class Dispatcher:
         router = self._prefill_router if is_prefill else self.router
         replicas = self.replicas[:prefill] if is_prefill else self.replicas[prefill:]
         among = tuple(replica.index for replica in replicas if replica.takes_requests)
-        choice = router.choose(request, [self.views[index].at(now) for index in among], now)
-        if choice.replica not in among:
-            text = f"chose replica {choice.replica} for {request.request_id}, of {', '.join(map(str, among))}"
-            raise ConfigError("fleet.router", router.config.router, text)
+        views = [self.views[index].at(now) for index in among]
+        choice = router.checked(router.choose(request, views, now), request, among)
         self.routed.append(Routed(request.request_id, now, choice, stage, among))
         self.views[choice.replica].prefixes.sent(request)
         return choice.replica

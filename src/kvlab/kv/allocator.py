@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvlab.errors import BlockError, OutOfBlocksError
 from kvlab.kv.content_log import ContentLog
-from kvlab.kv.eviction import EvictionPolicy, LruEviction
+from kvlab.kv.eviction import EvictionPolicy, LruEviction, check_victims
 from kvlab.kv.journal import BlockEvent, BlockJournal, BlockState
 from kvlab.kv.owners import BlockOwners
 from kvlab.kv.prefix import Prefix
@@ -303,6 +303,7 @@ class BlockAllocator:
         del scratch[len(scratch) - len(blocks) :]
         if evict:
             evicted = self.eviction.victims(evict)
+            check_victims(self.eviction, evicted, self._contents, self._references)
             if self._on_evict is not None:
                 self._on_evict(evicted, self._contents)
             self._drop(evicted)

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from kvlab.config import KVConfig, format_bytes, parse_bytes
-from kvlab.errors import CapacityError
+from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.groups import LayerGroup, layers_per_block
 from kvlab.kv.pools import POOLS
 from kvlab.kv.spec import KVSpec
@@ -92,6 +92,9 @@ def size_pool(
         tokens = max_batch_size * max_seq_len
     pool = POOLS.get(kv.backend)
     block_size = pool.block_size_for(kv, max_seq_len)
+    if type(block_size) is not int or block_size < 1:
+        text = f"block_size_for returned {block_size!r}; must be a whole number of tokens, at least 1"
+        raise ConfigError("kv.backend", kv.backend, text)
     groups = spec.groups if pool.frees_windows else ()
     size = PoolSize(tokens // block_size, block_size, spec.bytes_per_token, groups, parts=parts)
     if groups:

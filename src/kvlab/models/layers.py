@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.attention.base import AttentionSpec
+from kvlab.attention.base import AttentionSpec, check_attended
 from kvlab.models.config import DecoderConfig
 from kvlab.models.ops.base import LayerPart, Linear, Norm, Ops, ResidualAndX, StepContext
 from kvlab.models.rope import RotaryEmbedding
@@ -53,6 +53,7 @@ class AttentionPart(LayerPart):
         heads, view = self.qkv(x).view(len(x), -1, self.spec.head_dim), step.view.of_layer(self.layer)
         q = self.ops.rotate_and_store(heads, self.norms, step.angles[self.rotary], view, self.layer)
         attended = step.attention.forward(q, view, self.layer, self.spec)
+        check_attended(step.attention, attended, q)
         return residual, self.out(attended.view(len(x), -1))
 
 

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from kvlab.attention.base import AttentionBackend, AttentionSpec, check_layout
+from kvlab.attention.base import AttentionBackend, AttentionSpec, check_attended, check_layout
 from kvlab.errors import BackendError
 from kvlab.kv.view import CacheView
 from kvlab.models.config import TransformersConfig
@@ -97,6 +97,7 @@ class TransformersDecoder(Model):
             seen.update(layer, k, functional.pad(v, (0, call.head_dim - call.value_dim)))
             sinks = {"sinks": others[SINKS]} if call.has_sinks else {}
             attended = self.attention.forward(q.contiguous(), seen, layer, self._specs[layer], **sinks)
+            check_attended(self.attention, attended, q)
             return attended[None, ..., : call.value_dim]
 
         with attention_of(attend):

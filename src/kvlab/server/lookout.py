@@ -179,12 +179,16 @@ class Lookout:
             upstream.prefixes = SentPrefixes.of(self._router)
 
     def _try_out(self, upstream: Upstream) -> None:
-        """Raise ConfigError where the router asks for what is not known of this one."""
+        """Raise ConfigError where the router does not choose this one alone, as it asks for what is not known."""
+        router, name = self._settings.router(), self._settings.fleet.router
         try:
-            self._settings.router().choose(_PROBE, [upstream], 0.0)
+            choice = router.choose(_PROBE, [upstream], 0.0)
         except UnseenError as error:
             text = f"asks for what is not known behind a proxy: {error}"
-            raise ConfigError("fleet.router", self._settings.fleet.router, text) from error
+            raise ConfigError("fleet.router", name, text) from error
+        except Exception as error:  # of a plugin's router
+            raise ConfigError("fleet.router", name, f"{type(error).__name__}: {error}") from error
+        router.checked(choice, _PROBE, [upstream.index])
 
 
 def _named(models: Sequence[tuple[str, Any]]) -> str:

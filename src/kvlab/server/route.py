@@ -6,6 +6,7 @@ never again.
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from kvlab.errors import ConfigError, KvlabError, shown
+from kvlab.errors import KvlabError, shown
 from kvlab.server.decisions import DecisionLog
 from kvlab.server.lookout import ANSWER_S, CONNECT_S, Lookout, RouteSettings
 from kvlab.server.passing import application, begun, called, client_session, refusal, unreached
@@ -24,6 +25,8 @@ from kvlab.server.routed_call import RoutedCall, asked_of, prompt_of
 from kvlab.server.tracing import UPSTREAM, to_tokenize
 from kvlab.server.upstreams import Sent, Upstream, families
 from kvlab.workloads.prompt_blocks import text_encoder
+
+_log = logging.getLogger(__name__)
 
 
 class Proxy(Collector):
@@ -110,6 +113,10 @@ class Proxy(Collector):
                 upstream = open_ones[0] if call is None else self._chosen(call, open_ones)
             except KvlabError as error:
                 return refusal(500, str(error))
+            except Exception as error:  # of a plugin's router
+                text = f"fleet.router={self._settings.fleet.router}: {type(error).__name__}: {error}"
+                _log.exception("%s", text)
+                return refusal(500, text)
             tried.add(upstream.index)
             is_last = call is None or len(open_ones) == 1
             with upstream.serving(call) as sent:
@@ -130,16 +137,11 @@ class Proxy(Collector):
 
     def _chosen(self, call: RoutedCall, open_ones: Sequence[Upstream]) -> Upstream:
         now = time.perf_counter() - self._begin
-        choice = self._router.choose(call, open_ones, now)
-        found = [upstream for upstream in open_ones if upstream.index == choice.replica]
-        if not found:
-            text = (
-                f"chose {choice.replica}, which takes no requests; {[upstream.index for upstream in open_ones]} do"
-            )
-            raise ConfigError("fleet.router", self._settings.fleet.router, text)
+        choice = self._router.choose(call, list(open_ones), now)  # a router of a plugin may change its list
+        choice = self._router.checked(choice, call, [upstream.index for upstream in open_ones])
         if self._log is not None:
             self._log.put(call, now, open_ones, choice)
-        return found[0]
+        return self.upstreams[choice.replica]
 
     async def _attempt(
         self, request: web.Request, body: bytes, upstream: Upstream, sent: Sent, is_last: bool

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvlab.config import LengthConfig, WorkloadConfig, format_bytes
 from kvlab.core import Request
 from kvlab.engine.validation import check_pin
-from kvlab.errors import CapacityError, KvlabError, WorkloadError
+from kvlab.errors import CapacityError, KvlabError, WorkloadError, shown
 from kvlab.hashed_prompt import HashedPrompt
+from kvlab.workloads.source_check import SourceCheck
 from kvlab.workloads.sources import WORKLOAD_SOURCES
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ def build_requests(
         memory = None  # checked
     requests: list[Request] = []
     used = 0
-    source = iter(WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed))
+    made: object = WORKLOAD_SOURCES.get(config.source)(config, vocab_size=vocab_size, seed=seed)
+    if not isinstance(made, Iterable):
+        raise WorkloadError(f"workload.source={config.source}: has to return requests, not {shown(made, repr)}")
+    source, check = iter(made), SourceCheck(config.source)
     for request in source:
+        check.add(request)
         try:
             request = _with_tokens(request, tokenizer)
         except KvlabError as error:
@@ -60,6 +65,8 @@ def build_requests(
                 f"{format_bytes(memory)} that are available; the {len(requests)} before it would fit"
             )
         requests.append(request)
+    if not requests:
+        raise WorkloadError(f"workload.source={config.source}: has no request")
     first = [request for request in requests if request.follows is None]
     later = [request for request in requests if request.follows is not None]
     return sorted(first, key=lambda request: request.arrival_s) + later

@@ -16,6 +16,7 @@ from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.step_plan import Chunk, DecodeBatch
+from kvlab.errors import ConfigError, shown
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
@@ -44,6 +45,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.order = ORDERS.get(config.order)(config)
+        if set(self.order.stages) != set(Stage) or len(self.order.stages) != len(Stage):
+            text = f"has stages {shown(self.order.stages)}; must have each of {', '.join(map(str, Stage))} once"
+            raise ConfigError("scheduler.order", config.order, text)
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
         self._admissions = 0
@@ -114,7 +118,17 @@ class Scheduler:
 
     def plan_decode(self, budget: int) -> DecodeBatch:
         """The running sequences that decode in the step: at most `budget`."""
-        return self._decoders.plan(lambda sequences: self.order.decoding(sequences, budget))
+        return self._decoders.plan(lambda sequences: self._decoding(sequences, budget))
+
+    def _decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
+        """Those of these that the order lets decode. Raises ConfigError for any others."""
+        chosen = self.order.decoding(sequences, budget)
+        if type(self.order).decoding is not Order.decoding:
+            is_part = isinstance(chosen, list) and len(chosen) <= budget and set(chosen) <= set(sequences)
+            if not is_part or len(set(chosen)) < len(chosen):
+                text = f"decoding returned {_named(chosen)}; must be a list of those given, {budget} at most"
+                raise ConfigError("scheduler.order", self.config.order, text)
+        return chosen
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -192,6 +206,9 @@ class Scheduler:
         if not self._open or not self.has_room():
             return None
         sequence = self.order.choose(self.waiting, self._state)
+        if sequence is not None and sequence not in self.waiting:
+            text = f"chose {_named(sequence)}, which does not wait"
+            raise ConfigError("scheduler.order", self.config.order, text)
         return None if sequence is None or self.is_late(sequence) else sequence
 
     def is_late(self, sequence: Sequence) -> bool:
@@ -260,7 +277,11 @@ class Scheduler:
 
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""
-        return self._victim(self.running)
+        victim = self._victim(list(self.running))
+        if not isinstance(victim, Sequence) or victim.slot is None:
+            name, text = self.config.preemption.victim, f"returned {_named(victim)}; must be one that runs"
+            raise ConfigError("scheduler.preemption.victim", name, text)
+        return victim
 
     def preempt(self, sequence: Sequence) -> None:
         """Move a running sequence, which has its slot still, to the queue: all its tokens are computed again."""
@@ -321,3 +342,9 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""
         return None
+
+
+def _named(found: object) -> str:
+    """What an order or a victim's policy returned, in a message."""
+    found = [_named(each) for each in found] if isinstance(found, list) else found
+    return f"request {shown(found.request.request_id)}" if isinstance(found, Sequence) else shown(found)

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from kvlab.core import Sequence
+from kvlab.errors import ConfigError, shown
 
 
 class WaitingQueue:
@@ -21,6 +22,9 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._positions
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for _, _, sequence in self._entries)
@@ -52,6 +56,9 @@ class WaitingQueue:
 
     def _insert(self, sequence: Sequence, ticket: int) -> None:
         entry = (self._rank(sequence), ticket, sequence)
+        if entry[0] != entry[0]:
+            name = shown(sequence.request.request_id)
+            raise ConfigError("scheduler.order", self._rank.__qualname__, f"request {name} has rank nan, no number")
         self._positions[sequence] = entry[:2]
         insort(self._entries, entry)
         self._count(sequence, 1)

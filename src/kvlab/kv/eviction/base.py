@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
+from kvlab.errors import ConfigError, shown
 from kvlab.kv.prefix import Prefix
 from kvlab.registry import Registry
 
@@ -90,6 +91,19 @@ class EvictionPolicy(ABC):
 
 
 EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction", __package__)
+
+
+def check_victims(
+    policy: EvictionPolicy, blocks: Sequence[int], contents: Mapping[int, Prefix], references: Sequence[int]
+) -> None:
+    """Raise ConfigError unless a policy may evict these blocks: with content and unreferenced, each once."""
+    if (
+        not contents.keys() >= set(blocks)
+        or any(references[block] for block in blocks)
+        or len({*blocks}) < len(blocks)
+    ):
+        text = f"evicts {shown(blocks)}; each has to be a block that was added and not removed since, once"
+        raise ConfigError("kv.eviction", type(policy).__name__, text)
 
 
 class RankedEviction(EvictionPolicy):

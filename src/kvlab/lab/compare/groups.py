@@ -56,10 +56,11 @@ def pairs_of(baseline: Group, other: Group) -> list[tuple[RunRecord, RunRecord]]
 
 def settings(run: RunRecord) -> dict[str, object]:
     """The flat configuration less what changes nothing of what the run does. Where the environment is part of it,
-    whose values are not recorded, a digest tells them apart.
+    whose values are not recorded, a digest tells them apart; plugins of one name are told apart by their code.
     """
     kept = measured(run.config, any_repeat=True)
     hidden = any("${" in value for value in kept.values() if isinstance(value, str))
+    kept |= {f"plugins.{name}": code for name, code in dict(run.facts.get("plugins") or {}).items()}
     return kept | ({"environment": run.facts.get("settings_digest")} if hidden else {})
 
 
@@ -85,7 +86,7 @@ def value_of(run: RunRecord, key: str) -> object:
     """The run's value for a configuration key, a tag (`tags.x`) or a group whose choice is meant (`kv`)."""
     if key in run.choices:
         return run.choices[key]
-    value = run.config.get(key, "-")
+    value = run.config[key] if key in run.config else settings(run).get(key, "-")
     return run.tags.get(key.removeprefix("tags."), value) if key.startswith("tags.") else value
 
 

@@ -22,6 +22,7 @@ from kvlab.config import RunConfig, format_bytes
 from kvlab.lab.machine import processor
 from kvlab.lab.settings import flatten, measured
 from kvlab.paths import SOURCE
+from kvlab.plugins import plugin_code
 from kvlab.secrets import redacted_setting
 
 _PACKAGES = ("kvlab", "torch", "triton", "transformers", "mlflow")
@@ -92,7 +93,7 @@ def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
 
     Left out: where it is tracked and under which name and tags, `figures`, `optimize`, `resume`, `repeats`; with
     `any_repeat` also `repeat`, so that the repeats of a point have it in common. A workload file counts with its
-    content.
+    content, and so do plugins.
     """
     kept = measured(flatten(dataclasses.asdict(config)), any_repeat=any_repeat)
     if config.workload.path is not None:
@@ -100,6 +101,8 @@ def config_digest(config: RunConfig, *, any_repeat: bool = False) -> str:
             file = Path(config.workload.path).expanduser()
             if file.is_file():  # to open a pipe may wait for ever
                 kept["workload.path"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    if code := plugin_code(config.plugins):
+        kept["plugins.code"] = code
     return digest_of(json.dumps(kept, sort_keys=True, default=str))
 
 

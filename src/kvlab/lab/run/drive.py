@@ -12,10 +12,12 @@ from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
 from kvlab.engine.protocol import Repeating, ServingEngine
-from kvlab.errors import RequestRefusedError
+from kvlab.errors import EngineStoppedError, RequestRefusedError, shown
 from kvlab.lab.results.log import RunLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
+_MOST_IDLE = 1000
+_WHY_IDLE = "an order or an engine of a plugin that never lets them go on does this"
 
 
 class _Arrivals:
@@ -34,6 +36,11 @@ class _Arrivals:
 
     def __bool__(self) -> bool:
         return bool(self._firsts or self._due)
+
+    @property
+    def open(self) -> list[str]:
+        """Requests that were submitted and have not ended."""
+        return [name for name, left in self._left.items() if left]
 
     def upcoming(self) -> Request | None:
         """The next to be submitted, at its arrival."""
@@ -55,6 +62,7 @@ class _Arrivals:
 
     def refused(self) -> None:
         """The one that was submitted last ends its conversation."""
+        del self._left[next(reversed(self.submitted))]
         self._room += 1
 
     def ended(self, record: RequestRecord) -> None:
@@ -101,6 +109,7 @@ def drive(
 
     repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: StepLog()
     clock.restart()
+    idle = 0  # steps in turn that did nothing, with nothing to come
     while arrivals or engine.has_work():
         if should_stop():
             log.interrupted = True
@@ -122,6 +131,7 @@ def drive(
         record = engine.step()
         if record is not None:
             log.steps.append(record)
+            idle = 0
         elif arrivals or engine.has_work():
             request = arrivals.upcoming()
             times = (request.arrival_s if request else None, engine.next_wakeup())
@@ -129,7 +139,17 @@ def drive(
             if known:
                 longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
+                idle = 0
+            idle += 1
+            if idle > _MOST_IDLE and isinstance(clock, LogicalClock):
+                text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
+                first = shown(next(iter(arrivals.open), "none"))
+                raise EngineStoppedError(f"{text}, the first {first}; {_WHY_IDLE}")
         on_step(log, record)
+    if arrivals.open and not log.interrupted:
+        text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"
+        text += f" {shown(arrivals.open[0])}; it has to call on_finish for each of a request's samples"
+        raise EngineStoppedError(text)
     log.duration_s = (
         clock.now() if log.interrupted else max((ended.finished_s for ended in log.records), default=0.0)
     )

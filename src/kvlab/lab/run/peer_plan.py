@@ -8,7 +8,7 @@ from typing import ClassVar
 from kvlab.config import RunConfig
 from kvlab.core import Request
 from kvlab.engine.protocol import ServingEngine
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, shown
 from kvlab.lab.machine import describe
 from kvlab.lab.run.plan import PlannedGroup, RunPlan, plan_run
 from kvlab.lab.run.requests import check_lengths, requests_of
@@ -18,6 +18,9 @@ from kvlab.models.tokenizer import Tokenizer
 from kvlab.peers.engines import ENGINES
 from kvlab.peers.engines.base import Assignment, EngineKind
 from kvlab.secrets import redact
+
+#: What is asked of any engine.
+_OF_ENGINES = ("clock", "submit", "step", "abort", "has_work", "next_wakeup", "stats", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class PeerPlan:
     def start(self, directory: Path, should_stop: Callable[[], bool]) -> ServingEngine:
         """The engine, loaded and warm. Raises PeerError."""
         assignment = Assignment(self.config, self.model, self.requests, self.longest, directory, should_stop)
-        return self.kind.start(assignment)
+        engine = self.kind.start(assignment)
+        if missing := [name for name in _OF_ENGINES if not hasattr(engine, name)]:
+            text = f"start returned {shown(engine, repr)}, which lacks {', '.join(missing)} of ServingEngine"
+            raise ConfigError("engine.kind", self.config.engine.kind, text)
+        return engine
 
 
 #: A run's plan, whichever engine serves it. Its users ask what both answer, and mypy holds both to that.

@@ -34,7 +34,7 @@ from kvlab.lab.tracking.access import in_background
 from kvlab.lab.tracking.beside import TrackingProcess
 from kvlab.lab.tracking.mlflow_tracker import spread
 from kvlab.lab.tracking.process import this_process
-from kvlab.plugins import loaded_plugins
+from kvlab.plugins import loaded_plugins, plugin_code
 from kvlab.secrets import redact, redacted
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
 
@@ -173,6 +173,8 @@ class Recording:
             "settings_digest": config_digest(self._config, any_repeat=True),
             "repeat": self._config.repeat,
         }
+        if code := plugin_code(self._config.plugins):
+            summary["plugins"] = code
         plan = self._plan
         if plan is not None and self._workload is not None:
             summary |= plan.chosen | {

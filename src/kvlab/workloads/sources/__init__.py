@@ -9,7 +9,8 @@ from kvlab.registry import Registry
 
 
 class WorkloadSource(Protocol):
-    """Makes the requests of a workload, in any order. The same seed gives the same requests.
+    """Makes the requests of a workload, in any order, but a turn behind the one it follows. The same seed gives the
+    same requests.
 
     Raises WorkloadError for what cannot be read. A generator is stopped where the requests so far fill the memory.
     """

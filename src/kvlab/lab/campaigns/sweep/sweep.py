@@ -24,6 +24,7 @@ from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
+from kvlab.plugins import raised_in
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redact
 
@@ -132,7 +133,9 @@ def open_sweep(
 def record_failure(directory: Path, name: str, error: Exception) -> dict[str, Any]:
     """Keep a point that could not run as a result, and print why; the sweep goes on. Returns its summary."""
     kind = "does not fit" if isinstance(error, CapacityError) else "failed"
-    text = redact(str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}")
+    text = redact(
+        str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
+    )
     print(f"{name}: {kind}: {text}", file=sys.stderr)
     summary: dict[str, Any] = {"name": name, "status": "failed", "error": text, "metrics": {}}
     if not (directory / SUMMARY).exists():

@@ -1,0 +1,94 @@
+"""Orders and victims of a plugin that answer nothing of use: an error names them, and no run goes on for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlab.config import PreemptionConfig, SchedulerConfig
+from kvlab.core import Request, SamplingParams
+from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.scheduler.orders import ORDERS, Order, Stage
+from kvlab.engine.scheduler.victims import VICTIMS
+from kvlab.errors import ConfigError, EngineStoppedError
+from kvlab.lab.run.drive import drive
+from tests.support.table import TableExecutor, table_engine, table_pool
+
+
+def serve(*, blocks: int = 40, **scheduler: Any) -> None:
+    requests = [Request(f"r{n}", tuple(range(n, n + 8)), SamplingParams(max_tokens=30)) for n in range(4)]
+    engine = table_engine(table_pool(blocks), TableExecutor(), admission_reserve=0.0, **scheduler)
+    drive(engine, requests)
+
+
+@pytest.fixture
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`scheduler.order=mine`, a class with what the test is given."""
+    monkeypatch.setitem(ORDERS._entries, "mine", type("Mine", (Order,), request.param))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ({"rank": lambda self, sequence: float("nan")}, "request r0 has rank nan, no number"),
+        ({"choose": lambda self, waiting, state: "r0"}, "mine: chose r0, which does not wait"),
+        (
+            {
+                "rank": lambda self, sequence: len(self.__dict__.setdefault("known", [sequence])),
+                "choose": lambda self, waiting, state: self.known[0],
+            },
+            "mine: chose request r0, which does not wait",
+        ),
+        (
+            {"decoding": lambda self, sequences, budget: None},
+            "mine: decoding returned None; must be a list of those",
+        ),
+        (
+            {"decoding": lambda self, sequences, budget: [sequences[0], sequences[0]] if sequences else []},
+            "mine: decoding returned ['request r0', 'request r0']; must be a list of those given",
+        ),
+    ],
+    indirect=["order"],
+)
+def test_what_an_order_returns_is_checked(order: None, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve(order="mine")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("order", "stages"),
+    [
+        ({"stages": (Stage.DECODE, Stage.PREFILL)}, r"Stage\.DECODE.*must have each of"),
+        ({"stages": ("decode", "prefill", "admit")}, "decode.*must have each of"),
+    ],
+    indirect=["order"],
+)
+def test_an_order_has_every_stage(order: None, stages: str) -> None:
+    with pytest.raises(ConfigError, match=f"scheduler.order=mine: has stages .*{stages}"):
+        build_scheduler(SchedulerConfig(order="mine"))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [{"choose": lambda self, waiting, state: None}, {"decoding": lambda self, sequences, budget: []}],
+    indirect=True,
+)
+def test_an_order_that_lets_nobody_go_on_ends_the_run(order: None) -> None:
+    with pytest.raises(
+        EngineStoppedError, match="steps do nothing any more, and 4 requests have not ended, the first"
+    ):
+        serve(order="mine")
+
+
+@pytest.mark.parametrize("returned", [None, 3])
+def test_what_a_victim_returns_is_checked(returned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VICTIMS._entries, "mine", lambda running: returned)
+    with pytest.raises(ConfigError, match=rf"victim=mine: returned {returned}; must be one that runs"):
+        serve(blocks=12, preemption=PreemptionConfig(victim="mine"))
+
+
+def test_a_victim_may_change_the_list_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VICTIMS._entries, "mine", lambda running: running.pop())
+    serve(blocks=12, preemption=PreemptionConfig(victim="mine"))
