@@ -11,6 +11,7 @@ import pytest
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
+from kvlab.lab.campaigns.sweep.sweep import record_failure
 from kvlab.lab.results.provenance import config_digest
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins, raised_in
@@ -270,4 +271,6 @@ def test_an_error_says_where_in_a_plugin_it_was_raised(tmp_path: Path, monkeypat
         with pytest.raises(ZeroDivisionError) as caught:
             sys.modules[name].rank(None)
         assert raised_in(caught.value) == f" ({place})"
+        summary = record_failure(tmp_path / name, name, caught.value)
+        assert summary["error"] == f"ZeroDivisionError: division by zero ({place})"
     assert raised_in(ValueError()) == ""
