@@ -27,7 +27,8 @@ def misfit(implementation: object, contract: type | Callable[..., Any]) -> str |
         if not is_called or not inspect.isfunction(asked) or own is asked:
             continue
         if not inspect.isfunction(own):
-            if not callable(getattr(implementation, method)):
+            # What is no function may become one when it is looked up on an object, as a property does.
+            if not callable(getattr(implementation, method)) and not hasattr(own, "__get__"):
                 return f"{name}.{method} has to be a method of {_written(asked)}"
             continue
         if text := _unlike(own, asked, f"{name}.{method}"):

@@ -45,11 +45,12 @@ def loaded_plugins() -> tuple[str, ...]:
 
 def raised_in(error: BaseException) -> str:
     """Where in a plugin an error was raised, to be put behind it: the last line that is a plugin's; "": none is."""
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in _loaded} - {None}
+    files = {str(getattr(sys.modules.get(name), "__file__", None)) for name in _loaded}
+    packages = tuple(file.removesuffix("__init__.py") for file in files if file.endswith(f"{os.sep}__init__.py"))
     lines = [
         f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
         for frame, number in walk_tb(error.__traceback__)
-        if frame.f_code.co_filename in files
+        if frame.f_code.co_filename in files or frame.f_code.co_filename.startswith(packages)
     ]
     return next(reversed(lines), "")
 

@@ -48,6 +48,11 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             {"decoding": lambda self, sequences, budget: [sequences[0], sequences[0]] if sequences else []},
             "mine: decoding returned ['request r0', 'request r0']; must be a list of those given",
         ),
+        ({"choose": lambda self, waiting, state: [*waiting]}, "mine: chose ['request r0', "),
+        (
+            {"decoding": lambda self, sequences, budget: [[each] for each in sequences]},
+            "mine: decoding returned [\"['request r0']\"",
+        ),
     ],
     indirect=["order"],
 )
@@ -62,6 +67,7 @@ def test_what_an_order_returns_is_checked(order: None, said: str) -> None:
     [
         ({"stages": (Stage.DECODE, Stage.PREFILL)}, r"Stage\.DECODE.*must have each of"),
         ({"stages": ("decode", "prefill", "admit")}, "decode.*must have each of"),
+        ({"stages": None}, "None; must have each of"),
     ],
     indirect=["order"],
 )
@@ -80,6 +86,13 @@ def test_an_order_that_lets_nobody_go_on_ends_the_run(order: None) -> None:
         EngineStoppedError, match="steps do nothing any more, and 4 requests have not ended, the first"
     ):
         serve(order="mine")
+
+
+@pytest.mark.parametrize(
+    "order", [{"decoding": lambda self, sequences, budget: tuple(sequences[:budget])}], indirect=True
+)
+def test_an_order_may_return_a_tuple(order: None) -> None:
+    serve(order="mine")
 
 
 @pytest.mark.parametrize("returned", [None, 3])

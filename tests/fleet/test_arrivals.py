@@ -1,5 +1,6 @@
 """When a fleet sends what arrives: in its order, and before steps that begin later; and what it never sends."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,3 +37,12 @@ def test_what_has_not_ended_when_it_is_closed_is_aborted(settings: dict[str, Any
     assert sorted(record.request_id for record in ended) == sorted(f"r{number}" for number in range(20))
     assert {record.finish_reason for record in ended} == {"length", "aborted"}
     assert not fleet.has_work()
+
+
+def test_no_time_passes_while_it_is_closed() -> None:
+    fleet, ended = fleet_of(FleetConfig(replicas=2)), list[RequestRecord]()
+    for request in traffic(6, gap_s=1.0):
+        fleet.submit(replace(request, arrival_s=request.arrival_s + 1.0), on_finish=ended.append)
+    closed_s = fleet.clock.now()
+    fleet.close()
+    assert [record.finished_s for record in ended] == [closed_s] * 6

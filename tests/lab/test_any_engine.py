@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ import pytest
 
 from kvlab.config import RunConfig
 from kvlab.core import FinishReason, Request, RequestRecord, SamplingParams, StepRecord
+from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock
 from kvlab.engine.protocol import Auditable, EngineStats, FinishCallback, Journaled, ServingEngine
 from kvlab.errors import ConfigError, EngineStoppedError
@@ -288,3 +290,25 @@ def test_what_is_no_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ConfigError, match=r"engine\.kind=nothing: start returned None, which lacks clock, submit, st"
     ):
         run_small(tmp_path, "engine.kind=nothing")
+
+
+class TurnsEngine(SlotEngine):
+    """Takes steps at once, each time behind a step that does nothing."""
+
+    takes = False
+
+    def step(self) -> None:
+        self.takes = True
+
+    def next_wakeup(self) -> None:
+        return None
+
+    def repeat(self, until_s: float = math.inf) -> StepLog:
+        takes, self.takes = self.takes, False
+        record = super().step() if takes else None
+        return StepLog() if record is None else StepLog([record])
+
+
+def test_steps_at_once_are_work() -> None:
+    log = drive(TurnsEngine(1), [request("long", 4, 1100)])
+    assert [record.completed for record in log.records] == [True]

@@ -11,6 +11,7 @@ import pytest
 
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
+from kvlab.lab.campaigns.sweep.sweep import record_failure
 from kvlab.lab.results.provenance import config_digest
 from kvlab.paths import CONF
 from kvlab.plugins import load_plugins, raised_in
@@ -92,6 +93,8 @@ def constant(config, *, vocab_size, seed):
     sampling = SamplingParams(max_tokens=60, ignore_eos=True)
     return [Request(f"c{i}", tuple(range(i, i + 40)), sampling, 0.0) for i in range(6)]
 """
+
+DIVIDES = "def rank(sequence):\n    return 1 / 0\n"
 
 MORE = """
 from kvlab.fleet.base import Choice, Router
@@ -258,10 +261,16 @@ def test_a_file_is_no_module() -> None:
 
 
 def test_an_error_says_where_in_a_plugin_it_was_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kvlab_divides.py").write_text("def rank(sequence):\n    return 1 / 0\n")
+    (tmp_path / "kvlab_divides.py").write_text(DIVIDES)
+    (package := tmp_path / "kvlab_calculates").mkdir()
+    (package / "__init__.py").write_text("from kvlab_calculates.policy import rank")
+    (package / "policy.py").write_text(f"\n{DIVIDES}")
     monkeypatch.syspath_prepend(tmp_path)
-    load_plugins(["kvlab_divides"])
-    with pytest.raises(ZeroDivisionError) as caught:
-        sys.modules["kvlab_divides"].rank(None)
-    assert raised_in(caught.value) == " (kvlab_divides.py, line 2)"
+    load_plugins(["kvlab_divides", "kvlab_calculates"])
+    for name, place in (("kvlab_divides", "kvlab_divides.py, line 2"), ("kvlab_calculates", "policy.py, line 3")):
+        with pytest.raises(ZeroDivisionError) as caught:
+            sys.modules[name].rank(None)
+        assert raised_in(caught.value) == f" ({place})"
+        summary = record_failure(tmp_path / name, name, caught.value)
+        assert summary["error"] == f"ZeroDivisionError: division by zero ({place})"
     assert raised_in(ValueError()) == ""

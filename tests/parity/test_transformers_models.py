@@ -106,6 +106,12 @@ class TestAttentionThatIsNotAsPlanned:
         assert "window=None" in str(record.error)
         assert "window=16" in str(record.error)
 
+    def test_another_shape(self, plan: EnginePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = type(plan.computed_by.attention)
+        monkeypatch.setattr(kind, "forward", lambda self, q, view, layer, spec: q[:, :1])
+        record = drive(build_engine(plan), [Request("r", (1, 2, 3), SamplingParams(max_tokens=2))]).records[0]
+        assert "returned [3, 1, 16] in torch.float32; forward returns [3, 4, 16]" in str(record.error)
+
     @pytest.mark.parametrize("kept", [0, 2])
     def test_layers_that_do_not_call_it(self, plan: EnginePlan, kept: int) -> None:
         model: Any = build_decoder(plan)

@@ -142,14 +142,24 @@ def test_a_router_that_answers_nothing_of_use(
     assert not server.script.bodies
 
 
-def test_a_router_that_cannot_choose_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        (lambda router, views: views[0].queue, "AttributeError: 'Upstream' object has no"),
+        (lambda router, views: Choice(7), "chose replica 7"),
+        (lambda router, views: router.lowest(views, [float("nan")]), "scores replicas with nan"),
+    ],
+)
+def test_a_router_that_cannot_choose_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, answered: Callable[[Router, Any], Any], said: str
+) -> None:
     class Wrong(Router):
         def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaView], now: float) -> Choice:
-            return cast(Any, replicas[0]).queue
+            return cast(Choice, answered(self, replicas))
 
     monkeypatch.setitem(ROUTERS._entries, "wrong", Wrong)
     lookout = Lookout(RouteSettings(["http://127.0.0.1:9"], FleetConfig(router="wrong")))
-    with pytest.raises(ConfigError, match=r"fleet\.router=wrong: AttributeError: 'Upstream' object has no"):
+    with pytest.raises(ConfigError, match=rf"^fleet\.router=wrong: {said}"):
         lookout._try_out(lookout.upstreams[0])
 
 

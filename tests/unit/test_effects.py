@@ -43,7 +43,11 @@ SIMULATED = ("executor=simulated", "hardware=h100_sxm")
         ("model.weights=elsewhere", "executors that compute", SIMULATED),
         ("model.tokenizer=fetched:smollm2", "executors that compute, and workloads of words", SIMULATED),
         ("framework.flashinfer_sampler=True", "simulated devices of NVIDIA with a vLLM before 0.28", VLLM_0_32),
-        ("framework.flashinfer_sampler=True", "simulated devices of NVIDIA", ("executor=simulated", "hardware=mi300x")),
+        (
+            "framework.flashinfer_sampler=True",
+            "simulated devices of NVIDIA",
+            ("executor=simulated", "hardware=mi300x"),
+        ),
         ("framework.cuda_graphs=False", "simulated devices", ()),
         ("framework.eager_layer_us=300.0", "simulated devices", ("framework.cuda_graphs=false",)),
         ("framework.eager_layer_us=300.0", "framework.cuda_graphs=false", SIMULATED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -133,8 +134,8 @@ class TestChildrenBeforeParents:
         assert allocator.allocate(1) == [0]
 
 
-@pytest.mark.parametrize("victims", [[None], [0], [3, 3]])  # of 4 blocks 2 and 3 are in no use
-def test_a_victim_that_may_not_be_evicted_is_refused(victims: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("victims", [[None], [0], [3, 3], [], None])  # of 4 blocks 2 and 3 are in no use
+def test_a_victim_that_may_not_be_evicted_is_refused(victims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(LruEviction):
         def victims(self, count: int) -> list[int]:
             return victims
@@ -142,7 +143,8 @@ def test_a_victim_that_may_not_be_evicted_is_refused(victims: list[int], monkeyp
     monkeypatch.setitem(EVICTION_POLICIES._entries, "wrong", Wrong)
     allocator, blocks, _ = full("wrong")
     allocator.free(blocks[2:])
+    count = len(victims or [None])
     with pytest.raises(
-        ConfigError, match=re.escape(f"kv.eviction=Wrong: evicts {victims}; each has to be a block")
+        ConfigError, match=re.escape(f"kv.eviction=Wrong: evicts {victims}; has to evict {count}, each a block")
     ):
-        allocator.allocate(len(victims))
+        allocator.allocate(count)

@@ -80,6 +80,12 @@ class _Settled(_Unfinished):
     choose = None  # type: ignore[assignment]
 
 
+class _Computed(Router):
+    @property
+    def choose(self) -> Any:
+        return _eager
+
+
 def _eager(running: Any, state: Any) -> None:
     pass
 
@@ -107,6 +113,10 @@ def test_what_kvlab_could_not_call_is_refused_at_once(key: str, implementation: 
         registry(key).register("mine")(implementation)
     assert str(caught.value) == f"{key}=mine: {said}"
     assert "mine" not in registry(key).names()
+
+
+def test_what_becomes_a_method_when_it_is_looked_up_is_taken() -> None:
+    assert misfit(_Computed, Router) is None
 
 
 def test_kvlabs_own_implementations_keep_their_contracts() -> None:

@@ -28,6 +28,7 @@ def asked(name: Any, arrival_s: float = 0.0, *, prompt: Any = (1, 2), follows: s
         ([asked(7)], "request_id=7: must be a string"),
         ([asked("a", float("nan"))], "request a: arrival_s=nan: must be seconds, 0 or more"),
         ([asked("a", -1.0)], "request a: arrival_s=-1.0: must be seconds, 0 or more"),
+        ([asked("a", float("inf"))], "request a: arrival_s=inf: must be seconds, 0 or more"),
         (
             [asked("a", prompt=np.arange(3))],
             "request a: prompt_token_ids=array([0, 1, 2]): must be a tuple of token",

@@ -5,7 +5,7 @@ A simulated fleet and a proxy in front of real servers use the same routers: eac
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -137,8 +137,8 @@ class Router(ABC):
         text = ", ".join(map(str, among))
         if not isinstance(choice, Choice):
             text = f"has to return a Choice of {text} for {shown(request.request_id)}, not {shown(choice, repr)}"
-        elif type(choice.replica) is int and choice.replica in among:
-            return choice
+        elif isinstance(choice.replica, int | np.integer) and choice.replica in among:
+            return choice if type(choice.replica) is int else replace(choice, replica=int(choice.replica))
         else:
             text = f"chose replica {choice.replica!r} for {shown(request.request_id)}, of {text}"
         raise ConfigError("fleet.router", self.config.router, text)

@@ -152,8 +152,9 @@ class Fleet(Dispatcher):
 
     def close(self) -> None:
         """See ServingEngine. Requests that have not ended are aborted."""
+        now = self.clock.now()
         while self._due:
-            self.abort(self._due[0][2].request.request_id)
+            heapq.heappop(self._due)[2].end(FinishReason.ABORTED, now)
         for replica in self.replicas:
             replica.engine.close()
 

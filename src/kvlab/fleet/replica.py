@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -154,7 +154,8 @@ class Replica:
         self.engine.clock.wait_until(self.due_s)
         record = self.engine.step()
         if record is not None:
-            self._note(StepLog([record]))
+            blocks = (0, 0) if record.pool is None else (record.pool.blocks_in_use, record.pool.blocks_total)
+            self._note([(record.start_s, record.running, record.waiting, *blocks)], [record.end_s])
         return record
 
     def repeat(self, until_s: float) -> StepLog:
@@ -162,16 +163,16 @@ class Replica:
         self.engine.clock.wait_until(self.due_s)
         steps = self.engine.repeat(until_s)
         if steps:
-            self._note(steps)
+            names = ("start_s", "running", "waiting", "pool.blocks_in_use", "pool.blocks_total")
+            columns = (steps.column(name).tolist() for name in names)
+            self._note(zip(*columns, strict=True), steps.column("end_s").tolist())
         return steps
 
-    def _note(self, steps: StepLog) -> None:
-        """Remember how loaded it is in steps that were taken."""
-        names = ("start_s", "running", "waiting", "pool.blocks_in_use", "pool.blocks_total")
-        columns = (steps.column(name).tolist() for name in names)
-        for start_s, running, waiting, used, total in zip(*columns, strict=True):
+    def _note(self, steps: Iterable[tuple[float, int, int, int, int]], ends_s: list[float]) -> None:
+        """Remember its loads in steps: when each began, what ran and waited, blocks in use and in all."""
+        for start_s, running, waiting, used, total in steps:
             self._loads.append(Load(start_s, running, waiting, used, used / total if total else 0.0))
-        self._step_ends_s += steps.column("end_s").tolist()
+        self._step_ends_s += ends_s
 
     @property
     def loading(self) -> Mapping[Key, KVLoad]:

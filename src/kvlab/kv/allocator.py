@@ -303,7 +303,7 @@ class BlockAllocator:
         del scratch[len(scratch) - len(blocks) :]
         if evict:
             evicted = self.eviction.victims(evict)
-            check_victims(self.eviction, evicted, self._contents, self._references)
+            check_victims(self.eviction, evicted, evict, self._contents, self._references)
             if self._on_evict is not None:
                 self._on_evict(evicted, self._contents)
             self._drop(evicted)

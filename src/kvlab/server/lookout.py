@@ -186,6 +186,8 @@ class Lookout:
         except UnseenError as error:
             text = f"asks for what is not known behind a proxy: {error}"
             raise ConfigError("fleet.router", name, text) from error
+        except KvlabError:
+            raise
         except Exception as error:  # of a plugin's router
             raise ConfigError("fleet.router", name, f"{type(error).__name__}: {error}") from error
         router.checked(choice, _PROBE, [upstream.index])

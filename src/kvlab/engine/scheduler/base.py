@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
+from typing import cast
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, Sequence, SequenceStatus
@@ -45,8 +46,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.order = ORDERS.get(config.order)(config)
-        if set(self.order.stages) != set(Stage) or len(self.order.stages) != len(Stage):
-            text = f"has stages {shown(self.order.stages)}; must have each of {', '.join(map(str, Stage))} once"
+        stages: object = self.order.stages
+        is_listed = isinstance(stages, tuple | list) and len(stages) == len(Stage)
+        if not is_listed or not all(stage in self.order.stages for stage in Stage):
+            text = f"has stages {shown(stages)}; must have each of {', '.join(map(str, Stage))} once"
             raise ConfigError("scheduler.order", config.order, text)
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
@@ -122,13 +125,16 @@ class Scheduler:
 
     def _decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
         """Those of these that the order lets decode. Raises ConfigError for any others."""
-        chosen = self.order.decoding(sequences, budget)
-        if type(self.order).decoding is not Order.decoding:
-            is_part = isinstance(chosen, list) and len(chosen) <= budget and set(chosen) <= set(sequences)
-            if not is_part or len(set(chosen)) < len(chosen):
-                text = f"decoding returned {_named(chosen)}; must be a list of those given, {budget} at most"
-                raise ConfigError("scheduler.order", self.config.order, text)
-        return chosen
+        chosen: object = self.order.decoding(sequences, budget)
+        if type(self.order).decoding is Order.decoding:
+            return cast("list[Sequence]", chosen)
+        given = set(map(id, sequences))  # what was not given may have no hash
+        if isinstance(chosen, list | tuple) and len(chosen) <= budget:
+            distinct = set(map(id, chosen))
+            if len(distinct) == len(chosen) and distinct <= given:
+                return list(chosen)
+        text = f"decoding returned {_named(chosen)}; must be a list of those given, {budget} at most"
+        raise ConfigError("scheduler.order", self.config.order, text)
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -206,7 +212,7 @@ class Scheduler:
         if not self._open or not self.has_room():
             return None
         sequence = self.order.choose(self.waiting, self._state)
-        if sequence is not None and sequence not in self.waiting:
+        if sequence is not None and not (isinstance(sequence, Sequence) and sequence in self.waiting):
             text = f"chose {_named(sequence)}, which does not wait"
             raise ConfigError("scheduler.order", self.config.order, text)
         return None if sequence is None or self.is_late(sequence) else sequence

@@ -58,7 +58,8 @@ class WaitingQueue:
         entry = (self._rank(sequence), ticket, sequence)
         if entry[0] != entry[0]:
             name = shown(sequence.request.request_id)
-            raise ConfigError("scheduler.order", self._rank.__qualname__, f"request {name} has rank nan, no number")
+            order = getattr(self._rank, "__qualname__", repr(self._rank))
+            raise ConfigError("scheduler.order", order, f"request {name} has rank nan, no number")
         self._positions[sequence] = entry[:2]
         insort(self._entries, entry)
         self._count(sequence, 1)

@@ -3,7 +3,7 @@
 import heapq
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from kvlab.errors import ConfigError, shown
@@ -94,15 +94,12 @@ EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("kv.eviction", __pa
 
 
 def check_victims(
-    policy: EvictionPolicy, blocks: Sequence[int], contents: Mapping[int, Prefix], references: Sequence[int]
+    policy: EvictionPolicy, blocks: object, count: int, contents: Mapping[int, Prefix], references: Sequence[int]
 ) -> None:
-    """Raise ConfigError unless a policy may evict these blocks: with content and unreferenced, each once."""
-    if (
-        not contents.keys() >= set(blocks)
-        or any(references[block] for block in blocks)
-        or len({*blocks}) < len(blocks)
-    ):
-        text = f"evicts {shown(blocks)}; each has to be a block that was added and not removed since, once"
+    """Raise ConfigError unless a policy may evict these blocks: `count`, with content and unreferenced."""
+    distinct = set(blocks) if isinstance(blocks, Collection) and len(blocks) == count else set()
+    if len(distinct) < count or not contents.keys() >= distinct or any(map(references.__getitem__, distinct)):
+        text = f"evicts {shown(blocks)}; has to evict {count}, each a block that was added and not removed since"
         raise ConfigError("kv.eviction", type(policy).__name__, text)
 
 

@@ -125,6 +125,7 @@ def drive(
         if taken := repeat(until_s):
             log.steps.extend(taken)
             on_step(log, taken[0])
+            idle = 0
             continue
         if request is not None and isinstance(clock, WallClock):
             clock.hold(looked_s)  # when the step begins: what arrives from here on is in the next one
