@@ -7,17 +7,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import attrgetter
-from typing import cast
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import FinishReason, Sequence, SequenceStatus
+from kvlab.engine.scheduler.answers import check_chosen, check_stages, check_victim, decoding_of
 from kvlab.engine.scheduler.decoders import Decoders
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage, StepState
 from kvlab.engine.scheduler.victims import VICTIM_OF, VICTIMS
 from kvlab.engine.scheduler.waiting_queue import WaitingQueue
 from kvlab.engine.speculation import Speculation
 from kvlab.engine.step_plan import Chunk, DecodeBatch
-from kvlab.errors import ConfigError, shown
 from kvlab.registry import Registry
 
 POLICIES: Registry[type[Scheduler]] = Registry("scheduler.policy")
@@ -46,11 +45,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.order = ORDERS.get(config.order)(config)
-        stages: object = self.order.stages
-        is_listed = isinstance(stages, tuple | list) and len(stages) == len(Stage)
-        if not is_listed or not all(stage in self.order.stages for stage in Stage):
-            text = f"has stages {shown(stages)}; must have each of {', '.join(map(str, Stage))} once"
-            raise ConfigError("scheduler.order", config.order, text)
+        check_stages(self.order, config)
         self.waiting = WaitingQueue(self.order.rank)
         self.running: list[Sequence] = []
         self._admissions = 0
@@ -121,20 +116,8 @@ class Scheduler:
 
     def plan_decode(self, budget: int) -> DecodeBatch:
         """The running sequences that decode in the step: at most `budget`."""
-        return self._decoders.plan(lambda sequences: self._decoding(sequences, budget))
-
-    def _decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:
-        """Those of these that the order lets decode. Raises ConfigError for any others."""
-        chosen: object = self.order.decoding(sequences, budget)
-        if type(self.order).decoding is Order.decoding:
-            return cast("list[Sequence]", chosen)
-        given = set(map(id, sequences))  # what was not given may have no hash
-        if isinstance(chosen, list | tuple) and len(chosen) <= budget:
-            distinct = set(map(id, chosen))
-            if len(distinct) == len(chosen) and distinct <= given:
-                return list(chosen)
-        text = f"decoding returned {_named(chosen)}; must be a list of those given, {budget} at most"
-        raise ConfigError("scheduler.order", self.config.order, text)
+        order, config = self.order, self.config
+        return self._decoders.plan(lambda sequences: decoding_of(order, config, sequences, budget))
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -212,9 +195,7 @@ class Scheduler:
         if not self._open or not self.has_room():
             return None
         sequence = self.order.choose(self.waiting, self._state)
-        if sequence is not None and not (isinstance(sequence, Sequence) and sequence in self.waiting):
-            text = f"chose {_named(sequence)}, which does not wait"
-            raise ConfigError("scheduler.order", self.config.order, text)
+        check_chosen(sequence, self.waiting, self.config)
         return None if sequence is None or self.is_late(sequence) else sequence
 
     def is_late(self, sequence: Sequence) -> bool:
@@ -284,9 +265,7 @@ class Scheduler:
     def victim(self) -> Sequence:
         """The running sequence that gives up its blocks when memory runs out."""
         victim = self._victim(list(self.running))
-        if not isinstance(victim, Sequence) or victim.slot is None:
-            name, text = self.config.preemption.victim, f"returned {_named(victim)}; must be one that runs"
-            raise ConfigError("scheduler.preemption.victim", name, text)
+        check_victim(victim, self.config)
         return victim
 
     def preempt(self, sequence: Sequence) -> None:
@@ -348,9 +327,3 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When, with nothing running, to ask `may_admit` again; None: when something arrives."""
         return None
-
-
-def _named(found: object) -> str:
-    """What an order or a victim's policy returned, in a message."""
-    found = [_named(each) for each in found] if isinstance(found, list) else found
-    return f"request {shown(found.request.request_id)}" if isinstance(found, Sequence) else shown(found)
