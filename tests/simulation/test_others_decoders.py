@@ -15,19 +15,16 @@ from tests.support.plans import composed
 
 def test_a_mixture_that_transformers_computes_is_planned_and_not_timed(tmp_path: Path) -> None:
     values = {
-        "model_type": "glm4_moe",
+        "model_type": "olmoe",
         "vocab_size": 512,
         "hidden_size": 64,
         "intermediate_size": 128,
-        "moe_intermediate_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
-        "n_routed_experts": 8,
+        "eos_token_id": 1,
+        "num_experts": 8,
         "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
         "max_position_embeddings": 4096,
     }
     (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
@@ -35,10 +32,10 @@ def test_a_mixture_that_transformers_computes_is_planned_and_not_timed(tmp_path:
     config = composed("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", *own)
     assert config.hardware is not None
     assert plan_on_devices(config, config.hardware).left(2**30) > 0
-    with pytest.raises(ConfigError, match=r"a mixture of experts \(glm4_moe\), .* steps are not timed"):
+    with pytest.raises(ConfigError, match=r"a mixture of experts \(olmoe\), .* not timed, those of glm4_moe"):
         plan_engine(config)
     divided = composed("executor=simulated", "hardware=h100_sxm", "executor.expert_parallel=2", *own)
-    with pytest.raises(ConfigError, match="those of glm4_moe are divided by"):
+    with pytest.raises(ConfigError, match="those of olmoe are divided by"):
         plan_engine(divided)
 
 

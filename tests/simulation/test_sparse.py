@@ -42,6 +42,8 @@ class TestShapes:
         ("name", "parameters", "active", "bytes_per_token"),
         [
             ("deepseek_v3", 671e9, 37e9, 61 * (512 + 64) * 2),
+            ("glm4_5", 352.8e9, 32e9, 2 * 92 * 8 * 128 * 2),  # without the layer that predicts a token more
+            ("glm4_5_air", 106.85e9, 12.8e9, 2 * 46 * 8 * 128 * 2),
             ("gpt_oss_120b", 116.83e9, 5.13e9, 2 * 36 * 8 * 64 * 2),
             ("gpt_oss_20b", 20.91e9, 3.61e9, 2 * 24 * 8 * 64 * 2),
             ("kimi_k2", 1026e9, 32e9, 61 * (512 + 64) * 2),
@@ -338,10 +340,7 @@ class TestMeasured:
                 "executor.expert_parallel=4: vllm .* divided so; .* it was with 1 or 8; or take",
             ),
             ("model=mixtral_8x7b executor.weights=int8", "with experts of mixtral_8x7b in int8_wo on 1 devices"),
-            (
-                "model=minimax_m2 hardware=h100_sxm executor.weights=int8 executor.tensor_parallel=8",
-                "model=minimax_m2",
-            ),
+            ("model=minimax_m2 hardware=h100_sxm executor.weights=int8 executor.tensor_parallel=8", "minimax_m2"),
         ],
     )
     def test_what_the_tables_lack_is_named(self, settings: str, message: str) -> None:

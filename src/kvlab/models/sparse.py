@@ -208,7 +208,7 @@ def is_mixture(model: object) -> bool:
 
 
 _LATENT = ("deepseek_v3", "kimi_k2")
-SPARSE = ("gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT)  # values of model_type
+SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
 _METHODS = {"mxfp4": "mxfp4", "fp8": "fp8_block"}
 _INT4 = {128: "int4_wo", 32: "int4_wo_g32"}  # by the numbers that share a scale
@@ -225,16 +225,19 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     family, values = str(config["model_type"]), Values(_FAMILY, config)
     counts = (values.count(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     layers, hidden, heads = counts
-    latent = _latent(values) if family in _LATENT else None
+    latent, is_glm = _latent(values) if family in _LATENT else None, family == "glm4_moe"
     kv_heads = heads if latent else values.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
     head_dim = latent.nope + latent.rope if latent else values.count("head_dim", default=hidden // heads)
+    turned = int(head_dim * (values.optional_number("partial_rotary_factor") or 0.5)) if is_glm else head_dim
     vocab_size, q, kv = values.count("vocab_size"), heads * head_dim, kv_heads * head_dim
     head_norms = {"qwen3_moe": 2 * head_dim, "minimax_m2": q + kv}.get(family, 0)
+    if is_glm and values.flag("use_qk_norm"):
+        head_norms = 2 * head_dim
     if latent:
         head_norms = (latent.query_rank or 0) + latent.rank
-    biases = q + 2 * kv + hidden if values.flag("attention_bias") else 0
+    biases = q + 2 * kv + (0 if is_glm else hidden) if values.flag("attention_bias") else 0
     if biases and latent:
         raise ConfigError("attention_bias", True, "latent attention has no biases here; only false")
     return SparseConfig(
@@ -256,7 +259,7 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
         quantization=_quantization(values),
         norm_numbers=layers * (2 * hidden + head_norms) + hidden,
         bias_numbers=layers * (biases + (heads if family == "gpt_oss" else 0)),
-        rotary_dim=latent.rope if latent else values.count("rotary_dim", default=head_dim),
+        rotary_dim=latent.rope if latent else values.count("rotary_dim", default=turned),
     )
 
 
@@ -264,13 +267,13 @@ def _experts(values: Values, family: str, layers: int) -> Experts:
     key = next((key for key in _COUNTS if values(key) is not None), _COUNTS[0])
     count = values.count(key)
     active = values.count("num_experts_per_tok", most=count)
-    own = family in ("qwen3_moe", *_LATENT)
+    own = family in ("glm4_moe", "qwen3_moe", *_LATENT)
     size = values.count("moe_intermediate_size" if own else "intermediate_size")
     shared = values.count("n_shared_experts", default=0, least=0) * size
     step, first = values.count("decoder_sparse_step"), values.count("first_k_dense_replace", least=0)
     dense = values("mlp_only_layers") or ()
     mixtures = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, layers))
-    correction = family in ("minimax_m2", *_LATENT)
+    correction = family in ("glm4_moe", "minimax_m2", *_LATENT)
     return Experts(count, active, size, shared, mixtures, family == "gpt_oss", correction)
 
 

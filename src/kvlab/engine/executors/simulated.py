@@ -113,10 +113,8 @@ class SimulatedExecution(ExecutorKind):
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
         if isinstance(model, TransformersConfig) and model.counts.experts and not timing.includes_host:
-            text = (
-                f"is a mixture of experts ({model.family}), of which a token reads a part, and whose steps are not "
-            )
-            text += f"timed; those of {', '.join(SPARSE)} are; kvlab capacity plans its memory"
+            text = f"is a mixture of experts ({model.family}), of which a token reads a part: its steps are not"
+            text += f" timed, those of {', '.join(SPARSE)} are; kvlab capacity plans its memory"
             raise ConfigError("model", config.model.name, text)
         kv = config.kv
         check_links(kv, hardware)
