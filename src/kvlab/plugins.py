@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 
 from kvlab.errors import ConfigError, KvlabError
 
@@ -47,12 +48,14 @@ def raised_in(error: BaseException) -> str:
     """Where in a plugin an error was raised, to be put behind it: the last line that is a plugin's; "": none is."""
     files = {str(getattr(sys.modules.get(name), "__file__", None)) for name in _loaded}
     packages = tuple(file.removesuffix("__init__.py") for file in files if file.endswith(f"{os.sep}__init__.py"))
-    lines = [
-        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
-        for frame, number in walk_tb(error.__traceback__)
-        if frame.f_code.co_filename in files or frame.f_code.co_filename.startswith(packages)
-    ]
-    return next(reversed(lines), "")
+    return _last_line(
+        error, lambda frame: frame.f_code.co_filename in files or frame.f_code.co_filename.startswith(packages)
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says: kvlab's own in its words, others with their type and where a plugin raised them."""
+    return str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
 
 
 def plugin_code(modules: Iterable[str]) -> dict[str, str]:
@@ -93,9 +96,13 @@ def _load(plugin: str, load: Callable[[], object]) -> None:
 
 def _place(error: Exception) -> str:
     """Where a plugin's own code has raised an error: the last line that is neither Python's import nor kvlab's."""
-    lines = [
-        f" ({os.path.basename(frame.f_code.co_filename)}, line {number})"
-        for frame, number in walk_tb(error.__traceback__)
-        if not str(frame.f_globals.get("__name__")).startswith(("importlib", "_frozen_importlib", "kvlab."))
-    ]
-    return "" if isinstance(error, SyntaxError) else next(reversed(lines), "")
+    if isinstance(error, SyntaxError):
+        return ""
+    others = ("importlib", "_frozen_importlib", "kvlab.")
+    return _last_line(error, lambda frame: not str(frame.f_globals.get("__name__")).startswith(others))
+
+
+def _last_line(error: BaseException, is_plugins: Callable[[FrameType], bool]) -> str:
+    """The file and line of the last frame that is a plugin's, in brackets; "": none is."""
+    lines = [(frame, number) for frame, number in walk_tb(error.__traceback__) if is_plugins(frame)]
+    return f" ({os.path.basename(lines[-1][0].f_code.co_filename)}, line {lines[-1][1]})" if lines else ""

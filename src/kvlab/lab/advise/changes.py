@@ -199,9 +199,7 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("memory in blocks", {"kv.backend": compared_backends()[0]})
     if kv.num_blocks is not None or kv.memory is not None:
         yield Change("size of the pool", {_BLOCKS: None, "kv.memory": None}, cost="all that weights leave")
-    elif (
-        executor.memory_utilization < 0.95 and startup(config.framework, config.hardware).profiled
-    ):  # else steps need the rest
+    elif executor.memory_utilization < 0.95 and startup(config.framework).profiled:  # else steps need the rest
         share = {"executor.memory_utilization": 0.95}
         yield Change("size of the pool", share, cost="less memory left for other programs")
     if kv.dtype == "auto":

@@ -23,7 +23,7 @@ from kvlab.lab.run.reporter import RunResult as RunResult
 from kvlab.lab.run.serve import serve, start_engine
 from kvlab.lab.run.trace import trace_events, write_trace
 from kvlab.lab.tracking import RunStatus
-from kvlab.plugins import raised_in
+from kvlab.plugins import reason_of
 from kvlab.run_files import TRACE
 from kvlab.secrets import redact
 from kvlab.simulation.timings.silicon import SiliconTiming
@@ -86,9 +86,7 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
-        reason = (
-            str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
-        )
+        reason = reason_of(error)
         recording.finish(log, metrics, _failure(error), reason)
         raise
     recording.finish(log, metrics, status, problem, sure.get(""))

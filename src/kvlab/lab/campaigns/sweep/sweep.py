@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from kvlab.config import RunConfig, TrackingConfig
-from kvlab.errors import CapacityError, KvlabError, OutputError, RecordError, TrackingError
+from kvlab.errors import CapacityError, OutputError, RecordError, TrackingError
 from kvlab.lab.campaigns.sweep.history import History, close_parent, open_history
 from kvlab.lab.campaigns.sweep.plan import Point, SweepPlan
 from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status_of, table_rows
@@ -24,7 +24,7 @@ from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
 from kvlab.lab.tracking.search import TrackedRun
-from kvlab.plugins import raised_in
+from kvlab.plugins import reason_of
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redact
 
@@ -133,9 +133,7 @@ def open_sweep(
 def record_failure(directory: Path, name: str, error: Exception) -> dict[str, Any]:
     """Keep a point that could not run as a result, and print why; the sweep goes on. Returns its summary."""
     kind = "does not fit" if isinstance(error, CapacityError) else "failed"
-    text = redact(
-        str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
-    )
+    text = redact(reason_of(error))
     print(f"{name}: {kind}: {text}", file=sys.stderr)
     summary: dict[str, Any] = {"name": name, "status": "failed", "error": text, "metrics": {}}
     if not (directory / SUMMARY).exists():
