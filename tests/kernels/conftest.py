@@ -34,6 +34,8 @@ def device() -> torch.device:
 
 #: What kernels can be built for beside this machine's own: AVX2 alone, and neither AVX2 nor AVX-512.
 ARCHITECTURES = ("x86-64-v3", "x86-64")
+# One with a small first cache, one with a large one, whatever this machine's own is.
+_FIRST_CACHE = {"x86-64-v3": "-UKVLAB_FIRST_CACHE_KB -DKVLAB_FIRST_CACHE_KB=32", "x86-64": "-UKVLAB_FIRST_CACHE_KB"}
 # Those compile in two thirds of the time so. `make test-avx2` tests AVX2 with the usual flags.
 _FLAGS = f"-O1 {os.environ.get('KVLAB_CXXFLAGS', '')}"
 _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
@@ -66,7 +68,7 @@ def cpu_architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def build_for(architecture: str, patch: pytest.MonkeyPatch) -> None:
     """Have kernels built for another machine than this one."""
     patch.setenv("KVLAB_CPU_ARCH", architecture)
-    patch.setenv("KVLAB_CXXFLAGS", _FLAGS)
+    patch.setenv("KVLAB_CXXFLAGS", f"{_FLAGS} {_FIRST_CACHE.get(architecture, '')}".strip())
 
 
 @pytest.fixture(autouse=True)

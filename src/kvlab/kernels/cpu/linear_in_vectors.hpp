@@ -133,19 +133,19 @@ INLINE void multiply_pairs(const VectorProduct<Element>& product, int block, int
     for (int pair = begin; pair < end; ++pair, x += ROWS * PER_PAIR, weights += Read::BYTES, stored += Weight::BYTES) {
         const int64_t ahead = bytes_ahead<VECTORS>(int64_t(pair) * Weight::BYTES, panel_size);
         if constexpr (PARTS > 1) __builtin_prefetch(x + ROWS_AHEAD * ROWS * PER_PAIR);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v += PARTS)
             for (int line = 0; line < Weight::BYTES; line += 64)
-                __builtin_prefetch(stored + (v + part) * panel_size + line + ahead);
+                __builtin_prefetch(stored + (v + part) * panel_size + line + ahead, 0, INTO_SECOND_CACHE ? 2 : 3);
 #pragma GCC unroll 2
         for (int input = PER_PAIR - 1; input >= 0; --input) {
             decltype(Arithmetic::template weights<Read>(weights, input)) right[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v)
                 right[v] = Arithmetic::template weights<Read>(weights + v * stride, input);
 #pragma GCC unroll 24
             for (int row = 0; row < COUNT; ++row)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; ++v)
                     sums[row][v] = Arithmetic::add(x[row * PER_PAIR + input], right[v], sums[row][v]);
         }
@@ -197,14 +197,14 @@ __attribute__((noinline)) void multiply_block(const VectorProduct<Element>& prod
             Floats sums[COUNT][VECTORS];
 #pragma GCC unroll 24
             for (int row = 0; row < COUNT; ++row)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = piece ? load(waiting[part][row][v]) : Floats{};
             multiply_pairs<Weight, Arithmetic, COUNT, VECTORS, PARTS>(product, block, part, panel, begin, end, weights,
                                                                       panels.stride, sums);
             if (piece + 1 < pieces) {
 #pragma GCC unroll 24
                 for (int row = 0; row < COUNT; ++row)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; ++v) store(waiting[part][row][v], sums[row][v]);
                 continue;
             }
@@ -225,8 +225,9 @@ void multiply_panels(const VectorProduct<Element>& product, int block, int panel
 template <class Weight, class Arithmetic, class Element>
 void multiply(const VectorProduct<Element>& product, int block, int first, int last) {
     const int rows = std::min(ROWS, product.rows - block * ROWS);
-    if (rows <= 1) return multiply_panels<Weight, Arithmetic, 1, 2>(product, block, first, last);
-    if (rows <= 2) return multiply_panels<Weight, Arithmetic, 2, 2>(product, block, first, last);
+    constexpr int SIDE_BY_SIDE = INTO_SECOND_CACHE ? 8 : 2;
+    if (rows <= 1) return multiply_panels<Weight, Arithmetic, 1, SIDE_BY_SIDE>(product, block, first, last);
+    if (rows <= 2) return multiply_panels<Weight, Arithmetic, 2, std::min(SIDE_BY_SIDE, LANES / 2)>(product, block, first, last);
     if (rows <= 4) return multiply_panels<Weight, Arithmetic, 4, LANES == 8 ? 2 : 1>(product, block, first, last);
     if constexpr (LANES == 16) {
         if (rows <= 8) return multiply_panels<Weight, Arithmetic, 8, 2>(product, block, first, last);

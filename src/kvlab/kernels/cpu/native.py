@@ -165,7 +165,7 @@ def _open(path: Path) -> ctypes.CDLL:
 def _find_or_build(
     compiler: str | None, architecture: str, flags: str, units: _Units = _UNITS, stem: str = "kernels"
 ) -> ctypes.CDLL:
-    command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *shlex.split(flags)]
+    command = [_find_compiler(compiler), f"-march={architecture}", *_FLAGS, *_first_cache(), *shlex.split(flags)]
     folder = Path(__file__).parent
     sources = (name for names, _ in units for name in names)
     text = "".join((folder / name).read_text(encoding="utf-8") for name in (*sources, *_HEADERS))
@@ -263,6 +263,15 @@ def _compiler_stamp(compiler: str) -> str:
     """Changes with an update of the compiler. Asking it for its version takes longer than loading the library."""
     state = os.stat(compiler)
     return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def _first_cache() -> list[str]:
+    """The flag that says how large a core's first cache is, where the system does."""
+    try:
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index0/size").read_text().strip()
+    except OSError:
+        return []
+    return [f"-DKVLAB_FIRST_CACHE_KB={size[:-1]}"] if size[:-1].isdigit() and size.endswith("K") else []
 
 
 def _cpu() -> str:

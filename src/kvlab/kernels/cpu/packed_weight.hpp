@@ -98,6 +98,14 @@ INLINE int64_t bytes_ahead(int64_t at, int64_t panel_size) {
     return at + AHEAD < panel_size ? AHEAD : AHEAD + (PANELS_AT_ONCE - 1) * panel_size;
 }
 
+// Lines of weights are prefetched into the first cache where it is as large as that of a Zen 5. One of 32 KB has no room for
+// two panels' 8 KB beside rows of x: there they wait in the second, and few rows read more panels side by side.
+#if defined(KVLAB_FIRST_CACHE_KB) && KVLAB_FIRST_CACHE_KB < 48
+constexpr bool INTO_SECOND_CACHE = true;
+#else
+constexpr bool INTO_SECOND_CACHE = false;
+#endif
+
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
 // The outputs of a row and a panel, in float32. WHOLE: none is cut off.
