@@ -87,6 +87,26 @@ Feature: Sequences share the memory of what they have in common
       Then the server computed 64 prompt tokens, and found 96 in the cache
       And every answer is what transformers generates, token for token
 
+  Rule: What prompts share may end within a block, as in TensorRT-LLM
+
+    @R4.1
+    Scenario Outline: Two prompts of 96 tokens that share 80, framework=<framework> <settings>
+      Given a trace
+        """
+        {"timestamp": 0, "input_length": 96, "output_length": 2, "hash_ids": [0, 1, 2, 3, 4, 5]}
+        {"timestamp": 1000, "input_length": 96, "output_length": 2, "hash_ids": [0, 1, 2, 3, 4, 6]}
+        """
+      When I run "executor=simulated hardware=h100_sxm framework=<framework> kv.block_size=32 kv.num_blocks=8 model.max_seq_len=128 workload=mooncake workload.block_tokens=16 <settings>" on that trace
+      Then the command succeeds
+      And the requests found 0, <found> tokens of their prompts in the cache
+
+      Examples:
+        | framework | settings               | found |
+        | trtllm    |                        | 80    |
+        | trtllm    | kv.partial_reuse=false | 64    |
+        | vllm      |                        | 64    |
+        | vllm      | kv.partial_reuse=true  | 80    |
+
   Rule: A block is free when its last reference is gone
 
     @R4.2

@@ -228,7 +228,7 @@ class KVCacheManager:
 
     def _take(self) -> Block:
         _, block = self.free.popitem(last=False)
-        self.evicted += block.parent is not None and block.is_full
+        self.evicted += block.parent is not None and (block.is_full or self.partial)
         block.leave_tree()
         block.refs = 1
         return block

@@ -44,6 +44,7 @@ BASE = [
     "scheduler.max_batch_size=32",
 ]
 WHOLE = "scheduler.chunk_unit=16384"  # enable_chunked_prefill=false
+FULL_BLOCKS = "kv.partial_reuse=false"  # enable_partial_reuse=false
 EVICT = "scheduler.reserve_output=false"  # MAX_UTILIZATION
 
 
@@ -96,8 +97,9 @@ WORKLOADS = {
     "MAX_UTILIZATION: arrivals, little memory": of(*ARRIVALS, EVICT, blocks=60),
     "MAX_UTILIZATION: no prefix cache": of(*ARRIVALS, EVICT, UNSHARED, blocks=60),
     "MAX_UTILIZATION: chunks, little memory": of(*ARRIVALS, *CHUNKS, EVICT, blocks=150),
-    "partial reuse: shared prefixes": of(*SHARED, blocks=4000, partial_reuse=True),
-    "partial reuse: conversations": of(*CONVERSATIONS, blocks=2000, partial_reuse=True),
+    "whole blocks: shared prefixes": of(*SHARED, FULL_BLOCKS, blocks=4000),
+    "whole blocks: conversations": of(*CONVERSATIONS, FULL_BLOCKS, blocks=2000),
+    "whole blocks: arrivals, little memory": of(*ARRIVALS, FULL_BLOCKS, blocks=60),
     "EQUAL_PROGRESS: burst, prompts in chunks": of(*BURST, LONG, blocks=3000, chunking="EQUAL_PROGRESS"),
 }
 
@@ -116,7 +118,7 @@ def ours(workload: Workload) -> tuple[dict[str, Any], Rows]:
         "chunked": True,
         "chunking": "FIRST_COME_FIRST_SERVED",
         "reuse": config.kv.prefix_sharing,
-        "partial_reuse": False,
+        "partial_reuse": config.kv.partial_reuse,
         "overlap": config.scheduler.ahead,
         "requests": decided.requests,
     }

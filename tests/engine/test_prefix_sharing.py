@@ -30,14 +30,32 @@ def family(size: int, *, common: int = 17, own: int = 5, max_tokens: int = 10) -
 @pytest.mark.parametrize("num_blocks", [24, 12])
 def test_sharing_on_or_off_or_preempted_gives_the_same_tokens(num_blocks: int, budget: int) -> None:
     asked = family(6)
-    preempted = 0
-    for pool in (sharing_pool(num_blocks), paged_pool(num_blocks)):
+    preempted, hits = 0, list[int]()
+    for pool in (paged_pool(num_blocks, parts=True), sharing_pool(num_blocks), paged_pool(num_blocks)):
         engine = make_engine(pool, max_batched_tokens=budget, admission_reserve=0)
         sequences = run(engine, *asked)
         assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in asked]
         preempted += sum(s.preemptions for s in sequences)
-        assert (pool.counters().hit_tokens > 0) == (pool.shares_prefixes)
+        hits.append(pool.counters().hit_tokens)
+    assert hits[0] >= hits[1] > hits[2] == 0
     assert preempted or num_blocks > 12
+
+
+@pytest.mark.parametrize(("parts", "found"), [(True, [0, 18, 31, 24]), (False, [0, 16, 28, 24])])
+def test_parts_of_blocks_are_found_and_change_no_token(parts: bool, found: list[int]) -> None:
+    """One after the other, so that the last block of each is let go: of another's prompt and of a next turn."""
+    engine = make_engine(paged_pool(sharing=True, parts=parts))
+    system, own = prompt_for("system", 18), prompt_for("own", 8)
+    first, other = (
+        Request("a", (*system, *own), SamplingParams(6)),
+        Request("b", (*system, 1, 2, 3), SamplingParams(6)),
+    )
+    sequences = run(engine, first) + run(engine, other)
+    said = (*first.prompt_token_ids, *sequences[0].output_token_ids)
+    sequences += run(engine, Request("c", (*said, 1, 2), SamplingParams(6)))
+    sequences += run(engine, Request("d", (*said[:24], 1), SamplingParams(6)))
+    assert [s.output_token_ids for s in sequences] == [expected_tokens(s.request) for s in sequences]
+    assert [s.cached_tokens for s in sequences] == found
 
 
 def test_more_run_at_once_in_the_same_memory() -> None:

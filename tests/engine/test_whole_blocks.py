@@ -131,6 +131,56 @@ class TestChunks:
         drain(engine)
 
 
+class TestPartsOfBlocks:
+    """What is found of a prompt's first new block counts in its first step as if it were computed."""
+
+    shared = tuple(range(1, 19))  # four blocks and two tokens
+
+    def engine(self, budget: int) -> EngineCore:
+        engine = table_engine(
+            table_pool(60, 4, parts=True), TableExecutor(1.0), chunk_unit=4, max_batch_size=4,
+            reserve_output=True, max_batched_tokens=budget,
+        )  # fmt: skip
+        add(engine, "a", (*self.shared, 30, 31, 32), most=2)
+        drain(engine)
+        return engine
+
+    @pytest.mark.parametrize(
+        ("own", "budget", "steps"),
+        [(10, 12, [28]), (10, 11, [24, 28]), (8, 9, [26]), (10, 5, [20, 24, 28])],
+    )
+    def test_a_chunk_ends_with_a_block(self, own: int, budget: int, steps: list[int]) -> None:
+        engine = self.engine(budget)
+        long = add(engine, "b", (*self.shared, *range(40, 40 + own)))
+        assert [*(computed(engine, long)[0] for _ in steps)] == steps
+        assert long.cached_tokens == 18
+        drain(engine)
+
+    def test_of_what_is_left_of_a_step(self) -> None:
+        engine = self.engine(13)
+        first = add(engine, "b", (*self.shared, *range(40, 47)))
+        second, third = add(engine, "c", 3), add(engine, "dd", 3)
+        assert computed(engine, first, second, third) == [25, 3, 0]  # 7 and 2 found, 3, and one that is left
+        drain(engine)
+
+    def test_steps_at_once_are_those_one_by_one(self) -> None:
+        asked = [
+            ("a", (*self.shared, 30), 3, 0.0),
+            ("b", (*self.shared, 31), 40, 1.0),
+            ("c", tuple(range(200, 208)), 90, 2.0),
+        ]
+        asked += [("d", (*self.shared, *range(60, 100)), 30, 2.0), ("e", (*self.shared, 30, 7), 8, 9.0)]
+        requests = [
+            Request(name, prompt, SamplingParams(most, ignore_eos=True), arrival_s=arrival)
+            for name, prompt, most, arrival in asked
+        ]
+        scheduler = SchedulerConfig(max_batch_size=4, max_batched_tokens=12, chunk_unit=4)
+        kv = KVConfig(num_blocks=60, block_size=4, backend="paged", partial_reuse=True)
+        count, log = check(requests, {"kv": kv, "scheduler": scheduler})
+        assert count
+        assert [record.cached_tokens for record in log.records] == [0, 18, 0, 18, 19]
+
+
 class TestMemory:
     def test_a_prompt_takes_all_its_blocks_at_once(self) -> None:
         for unit, blocks in ((4, 10), (None, 5)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from kvlab.core import Salt
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.storage import KVStorage
@@ -19,6 +21,7 @@ class PoolInvariants(RuleBasedStateMachine):
     """Compares all that can be seen of the pool with the model."""
 
     sharing: bool
+    parts = False  # what is found may end within a block
     pool: BlockPool
     storage: KVStorage | None
     model: dict[int, Content]
@@ -59,6 +62,34 @@ class PoolInvariants(RuleBasedStateMachine):
                 if entry not in content.pending
             ),
             default=0,
+        )
+
+    def hits(self, tokens: Sequence[int], salt: Salt) -> list[int]:
+        """The blocks that a prompt should find: those of its longest prefix in the index."""
+        found, size, blocks = indexed(self.pool), self.pool.block_size, []
+        for end in range(size, len(tokens) + 1, size):
+            block = found.get((salt, tuple(tokens[:end])))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def part(self, tokens: Sequence[int], salt: Salt, hits: int) -> int:
+        """Tokens that a prompt should find of the block behind these hits."""
+        if not self.parts:
+            return 0
+        start, end = hits * self.pool.block_size, len(tokens) - 1
+        known = [
+            (*content[start:], -1)
+            for (under, content), block in indexed(self.pool).items()
+            if under == salt
+            and content[:start] == tuple(tokens[:start])
+            and start < len(content) <= start + self.pool.block_size
+            and not self.is_being_filled(block, hits)
+        ]
+        wanted = (*tokens[start : max(start, end)], -2)
+        return max(
+            (next(n for n, (a, b) in enumerate(zip(c, wanted, strict=False)) if a != b) for c in known), default=0
         )
 
     def is_being_filled(self, block: int, entry: int) -> bool:
@@ -116,13 +147,13 @@ class PoolInvariants(RuleBasedStateMachine):
         size, holders = self.pool.block_size, self.holders()
         pending = set()
         for (salt, tokens), block in indexed(self.pool).items():
-            entry = len(tokens) // size - 1
+            entry = -(-len(tokens) // size) - 1
             if block in holders and self.held(holders[block], entry) < size:
                 pending.add(block)
                 continue
             ends = range(entry * size + 1, len(tokens) + 1)
             kv = [stored_kv_of(salt, tokens[:end], self.storage.spec.dtypes) for end in ends]
-            assert torch.equal(block_of(self.storage, block), torch.stack(kv, dim=3))
+            assert torch.equal(block_of(self.storage, block)[:, :, :, : len(kv)], torch.stack(kv, dim=3))
         if not self.prepared and self.step is None:
             assert not pending
         assert isinstance(self.pool._sharing, PrefixSharing)
@@ -132,7 +163,8 @@ class PoolInvariants(RuleBasedStateMachine):
     def who_hears_its_events_knows_what_it_can_find(self) -> None:
         if self.pool.shares_prefixes:
             self.listener.hear(self.pool)
-            assert {content[1:] for content in self.listener.contents} == set(indexed(self.pool))
+            whole = {key for key in indexed(self.pool) if not len(key[1]) % self.pool.block_size}
+            assert {content[1:] for content in self.listener.contents} == whole
 
     @invariant()
     def every_full_block_is_indexed_and_stored_once(self) -> None:

@@ -58,6 +58,15 @@ class SharingMachine(PoolMachine):
         )
 
 
+class PartsMachine(SharingMachine):
+    """Parts of blocks are found too; blocks of four tokens."""
+
+    parts = True
+
+    def make_pool(self) -> BlockPool:
+        return PagedKVCachePool(8, 4, 18, KVStorage(SPEC, 8, 4), prefix_sharing=True, partial_reuse=True)
+
+
 class RetentionMachine(SharingMachine):
     """Pins, a time to live and quotas on top of it, all so tight that each comes into play."""
 
@@ -88,6 +97,7 @@ PagedMachine.TestCase.settings = examples(25)
 SingleTokenBlocksMachine.TestCase.settings = examples(12)
 SlottedMachine.TestCase.settings = examples(20)
 SharingMachine.TestCase.settings = examples(100)
+PartsMachine.TestCase.settings = examples(40)
 RetentionMachine.TestCase.settings = examples(5)
 TieredMachine.TestCase.settings = examples(14)
 SharingFifoMachine.TestCase.settings = examples(25)
@@ -97,6 +107,7 @@ TestPagedPool = PagedMachine.TestCase
 TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase
 TestSlottedPool = SlottedMachine.TestCase
 TestSharingPool = SharingMachine.TestCase
+TestPoolThatFindsPartsOfBlocks = PartsMachine.TestCase
 TestPoolThatKeepsSomeForLonger = RetentionMachine.TestCase
 TestPoolWithTiers = TieredMachine.TestCase
 TestSharingPoolThatEvictsTheOldest = SharingFifoMachine.TestCase

@@ -25,6 +25,7 @@ def paged(
     *,
     spec: KVSpec = SPEC,
     sharing: bool = False,
+    parts: bool = False,
     eviction: str = "lru",
 ) -> PagedKVCachePool:
     return PagedKVCachePool(
@@ -32,7 +33,8 @@ def paged(
         block_size,
         max_seq_len,
         KVStorage(spec, num_blocks, block_size),
-        prefix_sharing=sharing,
+        prefix_sharing=sharing or parts,
+        partial_reuse=parts,
         eviction=EVICTION_POLICIES.get(eviction)(),
     )
 
@@ -47,9 +49,10 @@ def sharing(
     return paged(num_blocks, block_size, max_seq_len, sharing=True, eviction=eviction)
 
 
-def paged_pool(num_blocks: int = NUM_BLOCKS, *, sharing: bool = False) -> PagedKVCachePool:
+def paged_pool(num_blocks: int = NUM_BLOCKS, *, sharing: bool = False, parts: bool = False) -> PagedKVCachePool:
     """One for the tiny decoder."""
-    return paged(num_blocks, BLOCK_SIZE, MAX_SEQ_LEN, spec=tiny_config().kv_spec("float32"), sharing=sharing)
+    spec = tiny_config().kv_spec("float32")
+    return paged(num_blocks, BLOCK_SIZE, MAX_SEQ_LEN, spec=spec, sharing=sharing, parts=parts)
 
 
 def sharing_pool(num_blocks: int = NUM_BLOCKS) -> PagedKVCachePool:

@@ -114,9 +114,9 @@ def undisturbed(request: Request, sample: int = 0) -> list[int]:
 
 
 def table_pool(
-    num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, sharing: bool = False, eviction: str = "lru"
+    num_blocks: int, block_size: int = 4, *, max_seq_len: int = 256, **settings: Any
 ) -> PagedKVCachePool:
-    return paged(num_blocks, block_size, max_seq_len, spec=SPEC, sharing=sharing, eviction=eviction)
+    return paged(num_blocks, block_size, max_seq_len, spec=SPEC, **settings)
 
 
 def table_tiers(num_blocks: int, host_pages: int, slow_pages: int, *, max_seq_len: int = 256) -> PagedKVCachePool:

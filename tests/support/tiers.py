@@ -88,6 +88,7 @@ def tiered_pool(
     layout: PageLayout = PageLayout.HND,
     block_size: int = BLOCK_SIZE,
     max_seq_len: int = MAX_SEQ_LEN,
+    parts: bool = False,
 ) -> PagedKVCachePool:
     """One for the tiny decoder, whose evicted blocks are overwritten as soon as the tiers have them. With a `store`
     it is behind host memory, or alone.
@@ -99,7 +100,9 @@ def tiered_pool(
     if store is not None:
         tiers.append(slow_tier(slow_pages, pages.page_bytes, store))
     offload = Offload(tiers, pages)
-    pool = PagedKVCachePool(num_blocks, block_size, max_seq_len, storage, prefix_sharing=True, offload=offload)
+    pool = PagedKVCachePool(
+        num_blocks, block_size, max_seq_len, storage, prefix_sharing=True, partial_reuse=parts, offload=offload
+    )
     poison_evicted(pool)
     return pool
 

@@ -125,6 +125,15 @@ class TestAudit:
         assert pool.audit() == []
         return pool, block
 
+    def test_a_block_that_is_not_full_and_in_use(self) -> None:
+        pool = paged(parts=True)
+        slot = pool.allocate_slot(token_ids=[1, 2, 3])
+        store(pool, [slot], [3])
+        (block,) = pool.tables.blocks(slot)
+        pool.free_slot(slot)
+        pool.tables.add(pool.allocator.share([block]))
+        assert self.broken(pool) == [("content", f"block {block}")]
+
     def test_tokens_beyond_the_blocks(self) -> None:
         pool = paged()
         slot = pool.allocate_slot(4)

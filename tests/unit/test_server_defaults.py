@@ -46,6 +46,7 @@ def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequenc
     found = server_defaults(framework, device, f"{gib}GiB")
     assert found is not None
     assert (found.max_batched_tokens, found.max_batch_size, found.block_size) == (tokens, sequences, block)
+    assert found.partial_reuse == (framework == "trtllm")
 
 
 @pytest.mark.parametrize(

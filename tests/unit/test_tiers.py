@@ -276,3 +276,19 @@ def test_more_than_a_store_keeps_up_with_is_not_kept() -> None:
 def test_places_of_what_an_earlier_process_left_are_in_its_order() -> None:
     tier = slow_tier(3, 4, SlowStore({key(number): zeros(4) for number in (1, 2)}))
     assert [tier.add(key(3)), tier.add(key(4))] == [(2, None), (0, key(1))]
+
+
+def test_parts_of_blocks_stay_in_the_pool() -> None:
+    """What is found in tiers are whole blocks; behind those that the pool has, a part of one, too."""
+    pool = tiered_pool(6, 16, parts=True)
+    visit(pool, list(range(10)))
+    visit(pool, list(range(100, 124)))
+    assert len(tier_of(pool)) == 2
+    slot = pool.allocate_slot(token_ids=list(range(12)))
+    pool.await_arrival(10)
+    pool.receive(0)
+    assert pool.get_seq_len(slot) == 8
+    pool.view([slot], [3]).advance()
+    pool.free_slot(slot)
+    assert pool.get_seq_len(pool.allocate_slot(token_ids=list(range(12)))) == 11
+    assert pool.audit() == []

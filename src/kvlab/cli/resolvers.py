@@ -71,7 +71,8 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if defaults is None or is_own:
-        kinds = {"max_seq_len": ModelConfig, "block_size": KVConfig, "memory_utilization": ExecutorConfig}
+        kinds = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
+        kinds |= dict.fromkeys(("block_size", "partial_reuse"), KVConfig)
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
         return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len

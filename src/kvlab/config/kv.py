@@ -26,6 +26,7 @@ class KVConfig:
     memory: str | None = None  # bytes of K and V, as 512MiB or 4GiB, instead of num_blocks
     windows: bool = True  # paged: layers with a sliding window give back what left it; false: keep all
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
+    partial_reuse: bool = False  # paged, all layers alike: find parts of blocks too, as TensorRT-LLM, and copy them
     eviction: str = "lru"  # which cached block is evicted first
     offload: str | None = None  # host memory for blocks that the pool evicts, as 4GiB; null: none
     offload_eviction: str = "lru"  # which block leaves host memory first, and which the disk

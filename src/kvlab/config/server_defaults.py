@@ -25,6 +25,7 @@ class ServerDefaults(NamedTuple):
     reserve_output: bool | None = None  # a request is admitted where all of its answer has room
     conservativeness: float | None = None  # of that answer: this times a share that falls
     chunks_blocks: bool = False  # chunks of prompts are whole blocks
+    partial_reuse: bool = False  # prompts find parts of blocks in the prefix cache
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
 
@@ -129,7 +130,9 @@ def server_defaults(
     if framework == "trtllm":
         limits_of_all = groups * 8_192, groups * 2_048
         source = "TensorRT-LLM's server"
-        return ServerDefaults(source, *limits_of_all, block_size=32, reserve_output=True, chunks_blocks=True)
+        return ServerDefaults(
+            source, *limits_of_all, block_size=32, reserve_output=True, chunks_blocks=True, partial_reuse=True
+        )
     return None
 
 

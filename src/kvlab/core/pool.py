@@ -48,7 +48,7 @@ class PoolCounters(NamedTuple):
     blocks_freed: int = 0  # returned
     evictions: int = 0  # times that memory for new tokens was taken from cached content
     evicted_blocks: int = 0
-    cow_copies: int = 0  # shared blocks copied before they were written
+    cow_copies: int = 0  # blocks copied before they were written, or for a part of them
     merged_blocks: int = 0  # copies given back because an equal block was there
     prompt_tokens: int = 0  # tokens of prompts at their first admission
     hit_tokens: int = 0  # of those, served from blocks computed before

@@ -290,6 +290,6 @@ class BatchBuilder:
                 continue
             if self._scheduler.shares_within_step:
                 self._pool.reserve([sequence.slot], [chunk.num_tokens])
-            budget -= chunk.num_tokens
+            budget -= self._scheduler.charged(chunk)
             admitted.append(chunk)
         return admitted, None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvlab.kv.allocator import BlockAllocator
 from kvlab.kv.group_blocks import GroupBlocks
-from kvlab.kv.prefix import PrefixIndex
+from kvlab.kv.prefix import PrefixIndex, PrefixPart
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.offload import Offload
 
@@ -17,11 +17,12 @@ class Finding:
 
     Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
     the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
-    blocks), `content` (a block and the index's node of its content do not name each other, or a
-    free block is in the wrong part of the queue), `groups` (groups of layers disagree on a slot's length, or the
-    next token would see a block that was given back), `retention` (pins and quotas disagree with the blocks that
-    they are of), `tier` (a content in two places of a tier, two in one, one held that nothing loads, or a load for
-    a dead slot or to a block that nobody holds or that has content already).
+    blocks), `content` (a block and the index's node of its content do not name each other, a free block is in
+    the wrong part of the queue, or somebody goes on from a block that is not full), `groups` (groups of layers
+    disagree on a slot's length, or the next token would see a block that was given back), `retention` (pins and
+    quotas disagree with the blocks that they are of), `tier` (a content in two places of a tier, two in one,
+    one held that nothing loads, or a load for a dead slot or to a block that nobody holds or that has content
+    already).
     """
 
     rule: str
@@ -106,6 +107,8 @@ def _contents(allocator: BlockAllocator, is_free: Callable[[int], bool], index: 
             wrong[block] = "its content is not indexed"
         elif is_free(block) and (node is not None) != (block in evictable):
             wrong[block] = "free with content, but not evictable" if node else "evictable, but without content"
+        elif isinstance(node, PrefixPart) and (node.children is not None or not is_free(block)):
+            wrong[block] = "it is not full, and in use or followed by others"
     for node in index.nodes():
         if node.block is not None and id(node) not in held:
             wrong[node.block] = "indexed, but without content"

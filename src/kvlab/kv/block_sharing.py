@@ -1,6 +1,6 @@
 """What a group of layers does about equal content of its slots' blocks: here nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,17 @@ class BlockSharing:
         self.hit_tokens = self.same_step_tokens = self.recompute_tokens = 0
 
     def open(
-        self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
+        self,
+        slot: int,
+        token_ids: Sequence[int] | None,
+        salt: Salt,
+        hits: Sequence[int],
+        *,
+        resumed: bool,
+        part: int = 0,
     ) -> None:
-        """A slot was opened whose first entries are `hits` of the index, those that it needs. Without `token_ids`
-        it shares nothing.
+        """A slot was opened whose first entries are `hits` of the index, those that it needs, with the first `part`
+        tokens of the block behind them in a block of its own. Without `token_ids` it shares nothing.
         """
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
@@ -44,6 +51,11 @@ class BlockSharing:
     def is_preparing(self) -> bool:
         """Whether a step is prepared that fills blocks."""
         return False
+
+    @property
+    def pending(self) -> Collection[int]:
+        """The blocks that the step in preparation fills."""
+        return ()
 
     def is_pending(self, block: int) -> bool:
         """Whether the step in preparation fills a block."""

@@ -1,4 +1,4 @@
-"""Which contents a pool's prefix index can find, as events: what became findable, and what is gone."""
+"""Which contents of whole blocks a pool can find, as events: what became findable, and what is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvlab.core import Salt
-from kvlab.kv.prefix import DIGEST, Prefix
+from kvlab.kv.prefix import DIGEST, Prefix, PrefixPart
 from kvlab.kv.tiers.base import Key, key_behind, key_of
 
 _TOKEN_BYTES = 8  # the tokens of a root's child that stands for a group are fewer
@@ -66,6 +66,8 @@ class ContentLog:
             other.stored(contents)
         event: Stored | None = None
         for block, node in contents.items():
+            if isinstance(node, PrefixPart):  # which no other pool, and no router, knows of
+                continue
             if event is None or node.parent is not event.nodes[-1]:
                 event = self._stored(node)
                 self._events.append(event)
@@ -84,6 +86,8 @@ class ContentLog:
             other.removed(nodes)
         event: Removed | None = None
         for node in nodes:
+            if isinstance(node, PrefixPart):
+                continue
             group = self._group_of(node)
             if event is None or event.group != group:
                 event = Removed([], group)

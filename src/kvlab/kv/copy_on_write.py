@@ -47,5 +47,9 @@ class CopyOnWrite:
         self._ledger.copy(slot, entry)
         self.copies += 1
 
+    def copy_part(self, slot: int, entry: int, source: int, tokens: int) -> None:
+        """A slot's own block has the first `tokens` of a content: copied, unless it is the `source` itself."""
+        self.copies += self._ledger.copy_part(slot, entry, source, tokens)
+
     def __bool__(self) -> bool:
         return bool(self._watched)

@@ -84,6 +84,17 @@ class BlockLedger:
         self.occupancy.clear([own])
         self.occupancy.fill(own, min(int(self.tables.stored[slot]) - entry * size, size))
 
+    def copy_part(self, slot: int, entry: int, source: int, tokens: int) -> bool:
+        """A slot's own block, the first that it has to compute, has the first `tokens` of another's; False if they
+        are the same block, so that nothing is copied. The other may have been given up since its last write.
+        """
+        own, tables = int(self.tables.entries[slot, entry]), self.tables
+        if own != source and self.storage is not None:
+            self.storage.copy_blocks([source], [own])
+        self.occupancy.fill(own, tokens)
+        tables.stored[slot] = tables.lengths[slot] = entry * tables.block_size + tokens
+        return own != source
+
     def shorten(self, slot: int, count: int) -> None:
         """Give back a slot's blocks behind the first `count`, which hold none of its tokens."""
         tables, first = self.tables, int(self.tables.first[slot])

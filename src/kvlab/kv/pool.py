@@ -58,6 +58,7 @@ class BlockPool(KVCachePool):
         storage: KVStorage | None = None,
         *,
         prefix_sharing: bool = False,
+        partial_reuse: bool = False,
         eviction: EvictionPolicy | None = None,
         journal: BlockJournal | None = None,
         offload: Offload | None = None,
@@ -67,6 +68,7 @@ class BlockPool(KVCachePool):
     ) -> None:
         """`groups` of layers have tables of their own; (): all layers have the same. No step computes more than
         `step_tokens` of a sequence; None: any number. `ahead`: a step is reserved while the one before runs.
+        `partial_reuse`: what is shared of a prefix may end within a block, but not where layers have groups.
         """
         if num_blocks < 1:
             needed = f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
@@ -75,6 +77,7 @@ class BlockPool(KVCachePool):
         self.max_seq_len, self.storage = max_seq_len, storage
         self.step_tokens = (1 + ahead) * (max_seq_len if step_tokens is None else step_tokens)  # that run at once
         self.shares_prefixes, self.index = prefix_sharing, PrefixIndex(block_size)
+        self._finds_parts = partial_reuse and not groups
         self.offload = offload if offload is not None and prefix_sharing else Offload(())
         on_evict = self.offload.evicted if self.offload.tiers else None
         self.allocator = BlockAllocator(num_blocks, eviction, self.index.prune, journal, on_evict)
@@ -98,7 +101,9 @@ class BlockPool(KVCachePool):
     def _group(self, number: int, layers: LayerGroup, block_size: int) -> GroupBlocks:
         tables = BlockTables(-(-self.max_seq_len // block_size), block_size)
         ledger = BlockLedger(self.allocator, tables, self._occupancy, self.storage)
-        sharing = PrefixSharing(self.index, ledger, number) if self.shares_prefixes else BlockSharing()
+        sharing: BlockSharing = BlockSharing()
+        if self.shares_prefixes:
+            sharing = PrefixSharing(self.index, ledger, number, parts=self._finds_parts)
         return GroupBlocks(layers, ledger, CopyOnWrite(ledger), sharing)
 
     def _prefix_lookup(self) -> PrefixLookup:
@@ -106,7 +111,7 @@ class BlockPool(KVCachePool):
             return PrefixLookup(self.groups)
         behind = WindowLookup if self._has_windows else TierLookup
         kind = behind if self.offload.tiers else PoolLookup
-        return kind(self.groups, self.index, self.offload)
+        return kind(self.groups, self.index, self.offload, parts=self._finds_parts)
 
     @property
     def block_size(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct, iter_unpack, pack
 
@@ -44,7 +44,11 @@ class Prefix:
 
     def add(self, tokens: bytes, block: int | None) -> Prefix:
         """A new child in this block, whose tokens no other child has."""
-        child, children = Prefix(self, tokens, block), self.children
+        return self.attach(Prefix(self, tokens, block))
+
+    def attach(self, child: Prefix) -> Prefix:
+        """A node whose parent this is, and whose tokens no other child has, is its child from now on."""
+        children, tokens = self.children, child.tokens
         if children is None:
             self.children = child
         elif isinstance(children, Prefix):
@@ -66,6 +70,14 @@ class Prefix:
         return True
 
 
+class PrefixPart(Prefix):
+    """The tokens of a block that is not full. Nothing continues them, and nobody shares the block: who finds them
+    has them in a block of its own.
+    """
+
+    __slots__ = ()
+
+
 class PrefixIndex:
     """Full blocks by content. A content is a block's tokens, all tokens before them, and a salt.
 
@@ -84,6 +96,8 @@ class PrefixIndex:
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
         self._block = f"{8 * block_size}s"  # a struct cannot be copied
+        # Nodes with blocks by parent and first token, where parts of blocks are found: a parent may have thousands.
+        self._by_first: dict[tuple[Prefix | None, bytes], dict[Prefix, None]] = {}
         # The prompt that was looked up last, its salt and the nodes found: one that waits for memory is looked up
         # step after step, and its known tokens stay what they are.
         self._found: tuple[Sequence[int] | None, Hashable, list[Prefix]] = (None, None, [])
@@ -109,6 +123,41 @@ class PrefixIndex:
             blocks.append(node.block)
         self._found = token_ids, salt, path
         return blocks
+
+    def longest_part(
+        self, node: Prefix | None, token_ids: Sequence[int], salt: Hashable, without: Collection[int]
+    ) -> tuple[Prefix | None, int]:
+        """The cached content behind `node` (None: behind nothing) that begins with most of these tokens, at most a
+        block of them, and with how many; one that has just these goes first. Not in the blocks `without`.
+        """
+        node = node or self._roots.get(salt_bytes(salt))
+        if node is None:
+            return None, 0
+        tokens, longest, found = self._packed(token_ids), 0, None
+        beginning, exact = tokens[:8], node.child(tokens)
+        known = self._by_first.get((node, beginning), ())
+        for child in known if exact is None else (exact, *known):
+            while longest < len(tokens) and child.tokens.startswith(beginning):
+                if child.block is None or child.block in without:
+                    break
+                longest, found = longest + 8, child
+                beginning = tokens[: longest + 8]
+        return found, longest // 8
+
+    def stored(self, nodes: Iterable[Prefix]) -> None:
+        """These have blocks from now on: `longest_part` finds them."""
+        for node in nodes:
+            if node.parent is not None:
+                self._by_first.setdefault((node.parent, node.tokens[:8]), {})[node] = None
+
+    def add_part(self, node: Prefix, token_ids: Sequence[int], block: int) -> PrefixPart | None:
+        """The content of a block that is not full, behind `node`; None: there is one with these tokens."""
+        tokens = self._packed(token_ids)
+        if node.child(tokens) is not None:
+            return None
+        part = PrefixPart(node, tokens, block)
+        node.attach(part)
+        return part
 
     def parts(self, token_ids: Sequence[int], first: int, *, partial: bool = False) -> Iterator[bytes]:
         """The tokens of each whole block, packed, from the block number `first` on; with `partial` those behind the
@@ -207,6 +256,8 @@ class PrefixIndex:
 
     def prune(self, nodes: Sequence[Prefix]) -> None:
         """Drop each of the nodes that has no block and no use, then its parents likewise."""
+        if self._by_first:
+            self._forget(nodes)
         for node in reversed(nodes):  # children come first, so that the last of a path takes all of it with it
             while node.block is None and node.children is None and not node.uses:
                 parent = node.parent
@@ -218,6 +269,15 @@ class PrefixIndex:
                 elif not parent.remove(node):
                     break  # it went with its last child, which is one of `nodes` too
                 node = parent
+
+    def _forget(self, nodes: Sequence[Prefix]) -> None:
+        """Those that have no block are not found by their first tokens any more."""
+        for node in nodes:
+            key = node.parent, node.tokens[:8]
+            if node.block is None and (known := self._by_first.get(key)) is not None:
+                known.pop(node, None)
+                if not known:
+                    del self._by_first[key]
 
     def nodes(self) -> Iterator[Prefix]:
         """Every node except the roots."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvlab.core import Salt
 from kvlab.kv.group_blocks import GroupBlocks
-from kvlab.kv.prefix import PrefixIndex, salt_bytes
+from kvlab.kv.prefix import Prefix, PrefixIndex, salt_bytes
 from kvlab.kv.prefix_hits import PrefixHits, match, match_with_tiers
 from kvlab.kv.tiers.base import Key
 from kvlab.kv.tiers.loads import Wait
@@ -16,6 +16,8 @@ from kvlab.kv.tiers.tier import Tier
 class PrefixLookup:
     """Nothing is found: the look-up of a pool that shares no prefixes, and the base of the others."""
 
+    most_part = 0  # tokens of a block that `find_part` may find
+
     def __init__(self, groups: Sequence[GroupBlocks]) -> None:
         self._groups = groups
         self._nothing = PrefixHits(0, [[] for _ in groups], 0, 0)
@@ -24,19 +26,36 @@ class PrefixLookup:
         """What there is of these tokens, which may be none; `swapped`: and were swapped out under this ticket."""
         return self._nothing
 
+    def find_part(self, token_ids: Sequence[int], salt: Salt, hits: PrefixHits) -> tuple[Prefix | None, int]:
+        """The content that begins with most of what follows these hits, and how many tokens that is, where parts of
+        blocks are found, too. The last token is run in any case.
+        """
+        return None, 0
+
     def receive(self, slot: int, wait: Wait) -> None:
         """What a slot waited for is there, or not all of it: the slot has the tokens that came."""
 
 
 class PoolLookup(PrefixLookup):
-    """What is found is in the pool, which has no tiers."""
+    """What is found is in the pool, which has no tiers; with `parts`, of the block behind it, too."""
 
-    def __init__(self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload) -> None:
+    def __init__(
+        self, groups: Sequence[GroupBlocks], index: PrefixIndex, offload: Offload, *, parts: bool = False
+    ) -> None:
         super().__init__(groups)
-        self._index, self._offload = index, offload
+        self._index, self._offload, self.most_part = index, offload, index.block_size - 1 if parts else 0
 
     def find(self, token_ids: Sequence[int], salt: Salt, swapped: Swapped | None = None) -> PrefixHits:
         return match(self._index, self._groups, token_ids, salt) if token_ids else self._nothing
+
+    def find_part(self, token_ids: Sequence[int], salt: Salt, hits: PrefixHits) -> tuple[Prefix | None, int]:
+        size, (blocks, *_) = self._index.block_size, hits.entries
+        start = hits.count * size
+        behind = token_ids[start : min(start + size, len(token_ids) - 1)]
+        if not self.most_part or hits.keys or not behind:
+            return None, 0
+        node = self._groups[0].ledger.allocator.content(blocks[-1]) if blocks else None
+        return self._index.longest_part(node, behind, salt, self._groups[0].sharing.pending)
 
 
 class TierLookup(PoolLookup):

@@ -1,7 +1,7 @@
 """Prefix sharing: which blocks of a slot others may use, and which of others it uses itself."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class _Slot:
     pending: Sequence[Prefix] = ()
     elsewhere: bool = False  # some pending content is, or was, in another block
     hits: int = 0  # blocks that were found when the slot was opened
+    part: int = 0  # tokens that were found of the block behind them
     same_step: Sequence[int] = ()  # which of them the step in preparation filled
     resumed: bool = False
     pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
@@ -41,11 +42,14 @@ class PrefixSharing(BlockSharing):
     before its attention reads, so that a sequence in the same step may share it. If another block holds the content
     already, the slot computes its own until the step is done, then maps its entry to the other (`confirm`). It
     cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
+
+    With `parts` the last block of a slot that is closed has a content too, though it is not full.
     """
 
-    def __init__(self, index: PrefixIndex, ledger: BlockLedger, group: int = 0) -> None:
+    def __init__(self, index: PrefixIndex, ledger: BlockLedger, group: int = 0, *, parts: bool = False) -> None:
         super().__init__()
         self.index = index
+        self._keeps_parts = parts
         self._group = group
         self._ledger = ledger
         self._allocator = ledger.allocator
@@ -55,7 +59,14 @@ class PrefixSharing(BlockSharing):
         self._late: set[int] = set()  # slots that may have filled blocks with tokens that their lists got later
 
     def open(
-        self, slot: int, token_ids: Sequence[int] | None, salt: Salt, hits: Sequence[int], *, resumed: bool
+        self,
+        slot: int,
+        token_ids: Sequence[int] | None,
+        salt: Salt,
+        hits: Sequence[int],
+        *,
+        resumed: bool,
+        part: int = 0,
     ) -> None:
         first = int(self._tables.first[slot]) if hits else 0
         node, count = self._allocator.content(hits[-1]) if hits else None, first + len(hits)
@@ -63,17 +74,17 @@ class PrefixSharing(BlockSharing):
             () if token_ids is None else token_ids, salt, token_ids is not None, count, node, resumed=resumed
         )
         pending = [entry for entry, block in enumerate(hits, start=first) if block in self._pending]
-        self._count_hits(state, count, pending)
+        self._count_hits(state, count, pending, part)
 
-    def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int]) -> None:
+    def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int], part: int = 0) -> None:
         """Count a slot's hits, instead of those that were counted before."""
-        tokens = (hits - state.hits) * self._tables.block_size
+        tokens = (hits - state.hits) * self._tables.block_size + part - state.part
         if state.resumed:
             self.recompute_tokens += tokens
         else:
             self.hit_tokens += tokens
             self.same_step_tokens += (len(same_step) - len(state.same_step)) * self._tables.block_size
-        state.hits, state.same_step = hits, same_step
+        state.hits, state.same_step, state.part = hits, same_step, part
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
         source = self._slots[slot]
@@ -88,14 +99,40 @@ class PrefixSharing(BlockSharing):
         pinned = min(state.pinned, state.computed)  # of a prompt, which is published before its output
         self.publish_late([slot], merge=False)
         self._late.discard(slot)
+        if self._keeps_parts:
+            self._publish_part(slot, state)
         del self._slots[slot]
         if pinned:
             blocks = self._tables.entries[slot, :pinned].tolist()
             self.pins_refused += not self._allocator.eviction.pin(blocks)
 
+    def _publish_part(self, slot: int, state: _Slot) -> None:
+        """Others may find the tokens of a slot's last block that is not full, which nobody else holds."""
+        tables, size = self._tables, self._tables.block_size
+        length = min(int(tables.lengths[slot]), len(state.tokens))
+        if not state.known or state.computed != length // size or not length % size:
+            return
+        block = int(tables.entries[slot, state.computed])
+        if self._allocator.ref_count(block) > 1:
+            return
+        node = state.node or self.index.root(state.salt, self._group)
+        part = self.index.add_part(node, state.tokens[state.computed * size : length], block)
+        if part is not None:
+            self._store({block: part})
+
+    def _store(self, contents: Mapping[int, Prefix]) -> None:
+        """These blocks have contents from now on."""
+        self._allocator.set_contents(contents)
+        if self._keeps_parts:
+            self.index.stored(contents.values())
+
     @property
     def is_preparing(self) -> bool:
         return bool(self._pending)
+
+    @property
+    def pending(self) -> Collection[int]:
+        return self._pending
 
     def is_pending(self, block: int) -> bool:
         return block in self._pending
@@ -105,7 +142,7 @@ class PrefixSharing(BlockSharing):
         first = int(tables.first[slot])
         blocks = dict(enumerate(tables.entries[slot, first:count].tolist(), start=first))
         path = self.index.place(state.tokens[: count * size], state.salt, self._group, blocks, new)
-        self._allocator.set_contents(new)
+        self._store(new)
         for entry, block in blocks.items():
             self._ledger.occupancy.fill(block, size)
             other = path[entry].block
@@ -192,7 +229,7 @@ class PrefixSharing(BlockSharing):
         new: dict[int, Prefix] = {}
         for slot, length, last in zip(slots, lengths, lasts, strict=True):
             self._extend(slot, length, last, new)
-        self._allocator.set_contents(new)
+        self._store(new)
         return new
 
     def _extend(self, slot: int, length: int, last: int, new: dict[int, Prefix]) -> None:
@@ -236,7 +273,7 @@ class PrefixSharing(BlockSharing):
             node.uses -= 1
             if node.block is None:  # the other was evicted meanwhile, or its step failed
                 node.block = block
-                self._allocator.set_contents({block: node})
+                self._store({block: node})
             elif merge:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from kvlab.core import Salt
 from kvlab.errors import SlotError
 from kvlab.kv.group_blocks import GroupBlocks
+from kvlab.kv.prefix import Prefix
 from kvlab.kv.prefix_hits import PrefixHits
 from kvlab.kv.prefix_lookup import PrefixLookup
 from kvlab.kv.tiers.offload import Offload
@@ -24,6 +25,11 @@ class Opening(NamedTuple):
     resumed: bool
     swapped: int | None
     reuse: bool
+
+    @property
+    def known(self) -> Sequence[int]:
+        """The tokens that may be found."""
+        return (self.token_ids if self.reuse else None) or ()
 
     def check(self, max_seq_len: int) -> None:
         """Raise SlotError for what no slot of a pool with this limit can be opened with."""
@@ -73,10 +79,12 @@ class SlotOpener:
         ledger.check_room(demand.lasting, asked.keep_free)
         ledger.check_room(demand.wanted)
         hits, plans = demand.hits, demand.groups
+        content, part = self._lookup.find_part(asked.known, asked.salt, hits)
         allocator.eviction.set_demand(asked.salt, demand.first)
         offload.hold(hits.keys, hits.without)
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
+        source = None if content is None else self._source(content)
         for group, entries, blocks, behind in plans:
             entry, tables, in_pool = hits.count - len(entries), group.tables, entries
             if hits.keys:
@@ -89,7 +97,9 @@ class SlotOpener:
             # The last token of a prompt is run in any case: its logits pick the next one.
             tables.lengths[slot] = min(hits.ready * size, max(asked.tokens - 1, 0))
             shared = in_pool if hits.ready else ()
-            group.sharing.open(slot, asked.token_ids, asked.salt, shared, resumed=asked.resumed)
+            group.sharing.open(slot, asked.token_ids, asked.salt, shared, resumed=asked.resumed, part=part)
+            if source is not None:
+                group.copies.copy_part(slot, hits.count, source, part)
         allocator.eviction.set_demand(asked.salt, 0)
         if hits.keys:
             self._load(slot, hits)
@@ -98,12 +108,25 @@ class SlotOpener:
             offload.swaps.end(asked.swapped)
         return slot
 
+    def _source(self, content: Prefix) -> int | None:
+        """The block to copy a part of a content from. Without users and without contents behind it, it is given up
+        instead, to be the next that is allocated, as in TensorRT-LLM.
+        """
+        allocator, block = self._groups[0].ledger.allocator, content.block
+        is_needed = (
+            block is None or allocator.ref_count(block) or content.children or block in allocator.eviction.kept()
+        )
+        if block is not None and not is_needed:
+            allocator.clear_content(block)
+        return block
+
     def _demand(self, asked: Opening) -> _Demand:
         """What a slot takes."""
         offload, ledger, tokens = self._offload, self._groups[0].ledger, asked.tokens
         swap = None if asked.swapped is None else offload.swaps.by_ticket[asked.swapped]
-        hits = self._lookup.find((asked.token_ids if asked.reuse else None) or (), asked.salt, swap)
+        hits = self._lookup.find(asked.known, asked.salt, swap)
         to_come = min(hits.count * ledger.tables.block_size, max(tokens - 1, 0))
+        to_come += self._lookup.most_part
         first = tokens if asked.first_tokens is None else min(tokens, to_come + asked.first_tokens)
         plans, demand, whole, lasting, reused = [], 0, 0, 0, 0
         for group, entries in zip(self._groups, hits.entries, strict=True):

@@ -137,6 +137,10 @@ class Scheduler:
         """How many of a prefilling sequence's tokens a step with this budget left takes."""
         return Chunk(sequence, min(sequence.num_uncomputed, self.longest_chunk(budget)))
 
+    def charged(self, chunk: Chunk) -> int:
+        """What the first chunk of an admitted sequence takes of the step's budget."""
+        return chunk.num_tokens
+
     def fits_step(self, sequence: Sequence, budget: int) -> bool:
         """Whether a step with this budget left, at least 1, takes any tokens of a candidate."""
         return True

@@ -8,14 +8,15 @@ from itertools import islice
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence, SequenceStatus
 from kvlab.engine.scheduler.base import Scheduler
-from kvlab.engine.step_plan import Chunk
+from kvlab.engine.step_plan import Chunk, DecodeBatch
 
 
 class WholeBlockScheduler(Scheduler):
     """Continuous batching with `scheduler.chunk_unit` (`PyMicroBatchScheduler` and `_beneficial_to_skip` of a
     pre-release of TensorRT-LLM 1.3). A chunk that does not end its prompt is a multiple of it. A prompt whose first
     block that is not cached is also that of a prompt in prefill, or of one that goes before it in the same step,
-    waits for a step, and those behind it may overtake it.
+    waits for a step, and those behind it may overtake it. What is found of that block (`kv.partial_reuse`) counts
+    in its first step as if it were computed.
     """
 
     shares_within_step = False
@@ -26,13 +27,14 @@ class WholeBlockScheduler(Scheduler):
         self._unit, self._shares_prefixes = config.chunk_unit or 1, shares_prefixes
         self.most_prompt_tokens = config.prompt_tokens if self._unit > config.prompt_tokens else None
         self._next: Sequence | None = None
+        self._newest: Sequence | None = None  # that was admitted last, in this step
         self._begun: set[tuple[int, Hashable]] = set()  # the next blocks of prompts in prefill, as in `_prefix`
         self._first: set[tuple[int, Hashable]] = set()  # the first new ones of those that are before the next
         self._known: dict[tuple[Sequence, int], Hashable] = {}
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
         super().begin_step(now, cached_tokens)
-        self._next = None
+        self._next = self._newest = None
         if self._open and self._shares_prefixes:
             waits = SequenceStatus.WAITING
             self._known = {key: known for key, known in self._known.items() if key[0].status is waits}
@@ -41,7 +43,16 @@ class WholeBlockScheduler(Scheduler):
             self._first = set()
 
     def chunk(self, sequence: Sequence, budget: int) -> Chunk:
-        return Chunk(sequence, self._whole(sequence.num_uncomputed, budget))
+        tokens, part = sequence.num_uncomputed, self._part(sequence)
+        whole = self._whole(tokens + part, budget)
+        return Chunk(sequence, tokens if whole >= tokens else max(whole - part, 0))
+
+    def repeated(self) -> tuple[DecodeBatch, Chunk | None, Sequence | None] | None:
+        self._newest = None
+        return super().repeated()
+
+    def charged(self, chunk: Chunk) -> int:
+        return chunk.num_tokens + self._part(chunk.sequence)
 
     def fits_step(self, sequence: Sequence, budget: int) -> bool:
         if len(sequence.token_ids) <= self.longest_chunk(budget):
@@ -57,7 +68,7 @@ class WholeBlockScheduler(Scheduler):
 
     def start(self, sequence: Sequence, *, is_loading: bool = False) -> None:
         super().start(sequence, is_loading=is_loading)
-        self._next = None
+        self._next, self._newest = None, sequence
 
     def _choose(self) -> Sequence | None:
         first = self.order.choose(self.waiting, self._state)
@@ -85,6 +96,12 @@ class WholeBlockScheduler(Scheduler):
         """How many of so many uncomputed tokens a step with this budget takes."""
         most = self.longest_chunk(budget)
         return tokens if tokens <= most else most // self._unit * self._unit
+
+    def _part(self, sequence: Sequence) -> int:
+        """Tokens that one that is just admitted has found of a block, beside whole ones."""
+        if sequence is not self._newest or not self._shares_prefixes or sequence.spec.scores_prompt:
+            return 0
+        return max(sequence.num_computed - self._state.cached_tokens(sequence), 0)
 
     def _first_new(self, sequence: Sequence) -> int:
         """Where the first whole block ends that is not cached; 0: there is none."""

@@ -62,6 +62,7 @@ class PagedKVCachePool(BlockPool):
             max_seq_len,
             storage,
             prefix_sharing=config.prefix_sharing,
+            partial_reuse=config.partial_reuse,
             eviction=_eviction(config, num_blocks, journal),
             journal=journal,
             offload=offload,

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from kvlab.errors import TierError
-from kvlab.kv.prefix import Prefix
+from kvlab.kv.prefix import Prefix, PrefixPart
 from kvlab.kv.tiers.base import Key, Page, PageStore, key_behind, key_of
 from kvlab.kv.tiers.host import BlockPages, HostStore
 from kvlab.kv.tiers.loads import Load, Wait, read_pages, worth_loading
@@ -47,7 +47,8 @@ class Offload:
     def evicted(self, blocks: Sequence[int], contents: Mapping[int, Prefix]) -> None:
         """The pool is about to drop the contents of these blocks, in this order."""
         for block in blocks:
-            self.store(key_of(contents[block]), block)
+            if not isinstance(content := contents[block], PrefixPart):
+                self.store(key_of(content), block)
 
     def store(self, key: Key, block: int) -> Tier | None:
         """The tier that stores a content: the first, which gets a copy unless another does. None: no room."""
