@@ -2,8 +2,8 @@
 
     python -m experiments.cpu_paths.prefetches [--arch native] [--rounds 9] [--rows 1 2 4 8 12 16 24 48 96 512]
 
-One library is built as for a first cache of 48 KB, one as for one of 32 KB (`KVLAB_FIRST_CACHE_KB`). They multiply the
-same weights, more than any cache holds, in turns, on one thread by its processor time.
+One library is built as for a first cache of 48 KB, one as for one of 32 KB (`KVLAB_FIRST_CACHE_KB`). They multiply
+the same weights, more than any cache holds, in turns, on one thread by its processor time.
 """
 
 from __future__ import annotations
