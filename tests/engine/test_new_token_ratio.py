@@ -21,9 +21,9 @@ def asked(number: int, prompt: int, most: int, *, ignore_eos: bool = False, ends
     return Request(f"r{number}", tuple(range(first, first + prompt)), sampling, output_tokens=ends)
 
 
-def engine_of(blocks: int, **settings: Any) -> EngineCore:
+def engine_of(blocks: int, *, sharing: bool = False, **settings: Any) -> EngineCore:
     """Blocks of one token, as SGLang's pages."""
-    pool = table_pool(blocks, 1)
+    pool = table_pool(blocks, 1, sharing=sharing)
     common: dict[str, Any] = {
         "order": "prefill_alone",
         "reserve_output": True,
@@ -82,7 +82,7 @@ class TestAdmission:
         self, ignore_eos: bool, ends: int | None, blocks: int
     ) -> None:
         for size, enters in ((blocks, True), (blocks - 1, False)):
-            engine = engine_of(size)
+            engine = engine_of(size, sharing=True)
             engine.add_request(asked(0, 4, 20, ignore_eos=ignore_eos, ends=ends))
             engine.step()
             second = engine.add_request(asked(1, 4, 10))
@@ -99,6 +99,17 @@ class TestAdmission:
             record = engine.step()
             assert record is not None
             assert record.running == running
+            drain(engine)
+
+    def test_a_prompt_that_the_step_goes_on_with_has_a_page_of_its_own(self) -> None:
+        blocks = (12 + 20 + 1) + (4 + 10 + 1) + 1
+        for size, enters in ((blocks, True), (blocks - 1, False)):
+            engine = engine_of(size, max_batched_tokens=8)
+            engine.add_request(asked(0, 12, 20))
+            engine.step()
+            second = engine.add_request(asked(1, 4, 10))
+            engine.step()
+            assert (second.scheduled_s is not None) is enters
             drain(engine)
 
     @pytest.mark.parametrize(("conservativeness", "cached"), [(1.0, 0), (None, 8)])

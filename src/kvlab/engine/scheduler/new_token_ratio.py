@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.ends import End
 
 # SGLang 0.5.23: SGLANG_INIT_NEW_TOKEN_RATIO, _MIN_NEW_TOKEN_RATIO_FACTOR, _NEW_TOKEN_RATIO_DECAY_STEPS,
 # _RETRACT_DECODE_STEPS and _CLIP_MAX_NEW_TOKENS_ESTIMATION.
@@ -42,6 +43,11 @@ def most_left(sequence: Sequence, known: int) -> int:
     return min(sequence.request.sampling.max_tokens - known, _MOST_TOKENS)
 
 
+def _is_fixed(sequence: Sequence) -> bool:
+    """Whether a sequence produces all that it asks for; a recorded length is known to nobody."""
+    return sequence.request.sampling.ignore_eos and sequence.request.output_tokens is None
+
+
 class RatioScheduler(Scheduler):
     """Continuous batching with `scheduler.conservativeness`. Where there was no memory for a sequence, none is
     admitted until another has left; a preempted one goes to the end of the queue. Prompts that are computed in one
@@ -50,9 +56,10 @@ class RatioScheduler(Scheduler):
 
     shares_within_step = False
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, shares_prefixes: bool = True) -> None:
         super().__init__(config)
         self.ratio = NewTokenRatio(config.conservativeness or 1.0)
+        self._shares_prefixes = shares_prefixes
 
     def add(self, sequence: Sequence) -> None:
         if not self.has_work():
@@ -64,10 +71,22 @@ class RatioScheduler(Scheduler):
         return not self.lacks_memory or bool(self.ended)
 
     def expected(self, sequence: Sequence) -> float:
-        """Tokens that a running sequence is expected to produce: all it asks for, if it ignores stop tokens."""
-        request = sequence.request
-        is_fixed = request.sampling.ignore_eos and request.output_tokens is None
-        return most_left(sequence, self._known(sequence)) * (1.0 if is_fixed else self.ratio.current)
+        """Tokens that a running sequence is expected to produce behind those that are known."""
+        return most_left(sequence, self._known(sequence)) * self._share(sequence)
+
+    def end(self, sequence: Sequence) -> End:
+        """When a sequence is expected to end."""
+        known = self._known(sequence)
+        left = sequence.request.sampling.max_tokens * self._share(sequence) - known
+        return End(left, sequence.num_prompt_tokens + known)
+
+    def is_admitted_by_ends(self, candidate: Sequence) -> bool:
+        """Whether it fits is decided by when each ends. Elsewhere by what all may produce together."""
+        return not self._shares_prefixes and _is_fixed(candidate)
+
+    def _share(self, sequence: Sequence) -> float:
+        """What is expected of the tokens that it asks for: all, if it ignores stop tokens."""
+        return 1.0 if _is_fixed(sequence) else self.ratio.current
 
     def _known(self, sequence: Sequence) -> int:
         """Its output tokens, but that of a step which runs still."""
