@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Sequence
+from kvlab.core import FinishReason, Sequence
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.ends import End
 
@@ -107,9 +107,19 @@ class RatioScheduler(Scheduler):
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
         self.lacks_memory = False
-        left = [other for other in self.running if other.is_decoding and other.finish_reason is None]
+        going_on = (None, FinishReason.STOP)  # what a stop token ended in the step that runs goes on, as is known
+        left = [other for other in self.running if other.is_decoding and other.finish_reason in going_on]
         asked = sum(other.request.sampling.max_tokens for other in left)
         self.ratio.estimate(sum(map(self._known, left)), asked, len(left))
+
+    def drops_newest(self, sequence: Sequence) -> bool:
+        """That of a step which runs still: its result comes when the sequence has no memory any more."""
+        is_known = self._known(sequence) == sequence.num_output_tokens
+        return not is_known and not sequence.siblings  # which begin once, with the first token
+
+    def awaits_memory(self) -> bool:
+        """While the step runs in which a sequence gets the last token that it asked for."""
+        return any(each.finish_reason is FinishReason.LENGTH for each in self.leaving)
 
     def _requeue(self, sequence: Sequence) -> None:
         """At the end of the queue, but before what is not known yet of a step that is decided `ahead`."""
