@@ -62,6 +62,17 @@ class TestAdmission:
             assert (second.status is SequenceStatus.RUNNING) is enters
             drain(engine)
 
+    def test_those_of_the_same_step_have_a_page_of_their_own(self) -> None:
+        blocks = 4 + 4 + 2 + (10 + 1) * 2 + 1
+        for size, running in ((blocks, 2), (blocks - 1, 1)):
+            engine = engine_of(size)
+            for request in (asked(0, 4, 20, ignore_eos=True), asked(1, 4, 10, ignore_eos=True)):
+                engine.add_request(request)
+            record = engine.step()
+            assert record is not None
+            assert record.running == running
+            drain(engine)
+
     def test_all_that_run_fit_with_the_prompt_of_the_candidate(self) -> None:
         blocks = (30 + 2) + (2 + 19) + 28 + 1  # though 30 come back before the second needs its 19
         for size, enters in ((blocks, True), (blocks - 1, False)):
