@@ -97,7 +97,10 @@ WORKLOADS = {
     "overlap: asked for 512, memory for all": of(*ARRIVALS, AHEAD, pages=6000, max_tokens=512),
     "overlap: arrivals, little memory": of(*ARRIVALS, AHEAD, pages=120),
     "overlap: asked for 512, little memory": of(*ARRIVALS, AHEAD, pages=150, max_tokens=512),
+    "overlap: no prefix cache, prompts in chunks": of(*ARRIVALS, *CHUNKS, UNSHARED, AHEAD, pages=300),
     "overlap: asked for 200, many": of(*ARRIVALS, *MANY, AHEAD, pages=800, max_tokens=200),
+    "overlap: asked for 160, many": of(*ARRIVALS, *MANY, AHEAD, pages=400, max_tokens=160),
+    "overlap: asked for 200, many, shared prefixes": of(*SHARED, *MANY, AHEAD, pages=1000, max_tokens=200),
 }
 FIELDS = ("time", "kind", *decisions.FIELDS)
 

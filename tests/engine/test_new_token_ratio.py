@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus
+from kvlab.core import FinishReason, Request, SamplingParams, SequenceStatus, StepOutput
 from kvlab.engine.batching import Stop
 from kvlab.engine.core import EngineCore
 from kvlab.engine.scheduler.new_token_ratio import NewTokenRatio, RatioScheduler
@@ -21,9 +21,9 @@ def asked(number: int, prompt: int, most: int, *, ignore_eos: bool = False, ends
     return Request(f"r{number}", tuple(range(first, first + prompt)), sampling, output_tokens=ends)
 
 
-def engine_of(blocks: int, **settings: Any) -> EngineCore:
+def engine_of(blocks: int, *, sharing: bool = False, **settings: Any) -> EngineCore:
     """Blocks of one token, as SGLang's pages."""
-    pool = table_pool(blocks, 1)
+    pool = table_pool(blocks, 1, sharing=sharing)
     common: dict[str, Any] = {
         "order": "prefill_alone",
         "reserve_output": True,
@@ -82,7 +82,7 @@ class TestAdmission:
         self, ignore_eos: bool, ends: int | None, blocks: int
     ) -> None:
         for size, enters in ((blocks, True), (blocks - 1, False)):
-            engine = engine_of(size)
+            engine = engine_of(size, sharing=True)
             engine.add_request(asked(0, 4, 20, ignore_eos=ignore_eos, ends=ends))
             engine.step()
             second = engine.add_request(asked(1, 4, 10))
@@ -99,6 +99,17 @@ class TestAdmission:
             record = engine.step()
             assert record is not None
             assert record.running == running
+            drain(engine)
+
+    def test_a_prompt_that_the_step_goes_on_with_has_a_page_of_its_own(self) -> None:
+        blocks = (12 + 20 + 1) + (4 + 10 + 1) + 1
+        for size, enters in ((blocks, True), (blocks - 1, False)):
+            engine = engine_of(size, max_batched_tokens=8)
+            engine.add_request(asked(0, 12, 20))
+            engine.step()
+            second = engine.add_request(asked(1, 4, 10))
+            engine.step()
+            assert (second.scheduled_s is not None) is enters
             drain(engine)
 
     @pytest.mark.parametrize(("conservativeness", "cached"), [(1.0, 0), (None, 8)])
@@ -244,3 +255,52 @@ class TestPreemption:
         for sequence in (first, second, third):
             request = sequence.request
             assert sequence.output_token_ids == undisturbed(request)[: request.expected_tokens]
+
+    @pytest.mark.parametrize(("ahead", "is_read"), [(True, False), (True, True), (False, False)])
+    def test_the_token_of_the_step_that_runs_is_dropped_unless_somebody_has_it(
+        self, ahead: bool, is_read: bool
+    ) -> None:
+        engine = engine_of(84, conservativeness=0.1, ahead=ahead)
+        outputs: list[StepOutput] = []
+        first = engine.add_request(asked(0, 4, 60, ends=39), outputs.append if is_read else None)
+        engine.step()
+        second = engine.add_request(asked(1, 8, 60, ends=40))
+        steps, before = [], 0
+        while not second.preemptions:
+            before = second.num_output_tokens
+            steps.append(engine.step())
+        dropped = ahead and not is_read
+        assert second.num_output_tokens == len(second.token_times_s) == before - dropped
+        assert engine.stats().output_tokens == first.num_output_tokens + second.num_output_tokens
+        steps += drain(engine)
+        for sequence in (first, second):
+            request = sequence.request
+            assert sequence.output_token_ids == undisturbed(request)[: request.expected_tokens]
+            assert len(sequence.token_times_s) == request.expected_tokens
+        assert second.recomputed_tokens == 8 + before - 1
+        assert [each.token_id for each in outputs] == (first.output_token_ids if is_read else [])
+        assert engine.stats().output_tokens == 39 + 40
+        assert 1 + sum(step.output_tokens for step in steps if step is not None) == 39 + 40
+        assert sum(step.vain_tokens for step in steps if step is not None) >= dropped
+
+    @pytest.mark.parametrize(("most", "preemptions"), [(27, 0), (60, 1)])
+    def test_nobody_is_preempted_while_one_gets_the_last_token_that_it_asked_for(
+        self, most: int, preemptions: int
+    ) -> None:
+        """Its memory is enough for the others. That of one which a stop token ends is not known to come back."""
+        engine = engine_of(91, conservativeness=0.02, ahead=True)
+        sequences = []
+        for request in (asked(0, 4, 60, ends=32), asked(1, 4, most, ends=27), asked(2, 4, 60, ends=31)):
+            sequences.append(engine.add_request(request))
+            engine.step()
+        while sequences[1].finish_reason is None:
+            engine.step()
+        before = ratio_of(engine).current
+        engine.step()
+        assert [sequence.preemptions for sequence in sequences] == [0, 0, preemptions]
+        if preemptions:  # the second counts among those that go on, both with 26 tokens that are known
+            assert ratio_of(engine).current == pytest.approx((26 + 26 + 2 * 20) / (60 + 60 + 1))
+        else:
+            assert ratio_of(engine).current < before
+        drain(engine)
+        assert [sequence.num_output_tokens for sequence in sequences] == [32, 27, 31]

@@ -231,6 +231,22 @@ def test_a_request_that_waits_until_another_has_left_is_tried_in_the_same_step(a
     assert first.finished_s <= last.scheduled_s < longest.finished_s
 
 
+def test_what_a_preempted_request_loses_is_sampled_again() -> None:
+    requests = [
+        Request(f"r{index}", (index + 1,) * 4, SamplingParams(max_tokens=60), index * 1e-3, output_tokens=output)
+        for index, output in enumerate((32, 27, 31))
+    ]
+    scheduler = SchedulerConfig(
+        order="prefill_alone", reserve_output=True, conservativeness=0.02, admission_reserve=0, ahead=True
+    )
+    count, log = check(requests, {"kv": KVConfig(num_blocks=88, block_size=1, **POOLS[-1]), "scheduler": scheduler})
+    assert count > 10
+    (victim,) = (record for record in log.records if record.preempted_s)
+    assert len(victim.output_token_ids) == len(victim.token_times_s) == 31
+    assert victim.preempted_s[0] not in victim.token_times_s  # when the step ended that ran as it was preempted
+    assert sum(step.output_tokens for step in log.steps) == 32 + 27 + 31
+
+
 def test_steps_that_a_prompt_has_waited_for_others_are_counted_alike() -> None:
     """The count of those that ended with the first request is given up in a step with a full batch."""
     requests = [

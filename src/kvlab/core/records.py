@@ -161,7 +161,7 @@ class StepRecord:
     attended_tokens: int = 0  # pairs of a token of the batch and one it attends to, in a layer that attends to all
     proposed_tokens: int = 0  # of the tokens that decode, those that were proposed and checked
     accepted_tokens: int = 0  # of those, what the model picked itself
-    vain_tokens: int = 0  # sampled for sequences that had ended: the step was decided before
+    vain_tokens: int = 0  # sampled for those that had ended, as the step was decided before, or taken back
     replica: int = 0  # of a fleet, that took it
     pool: PoolStats | None = None
     counters: PoolCounters | None = None
@@ -169,7 +169,7 @@ class StepRecord:
     @property
     def output_tokens(self) -> int:
         """Tokens that sequences got: one for each row of logits, but of those that had ended, and of proposals that
-        were not accepted.
+        were not accepted; less those that preempted sequences lost.
         """
         return self.sampled_tokens - self.vain_tokens - self.proposed_tokens + self.accepted_tokens
 

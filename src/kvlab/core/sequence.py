@@ -137,6 +137,11 @@ class Sequence:
             self.is_decoding = False
         self.num_prefilled = num_computed
 
+    def drop_newest(self) -> None:
+        """Its newest output token, whose K and V are not in the cache, is to be sampled again."""
+        self.high_water = max(self.high_water, self.num_computed)
+        del self.token_ids[-1], self.token_times_s[-1], self.logprobs[-1:]
+
     def advance(self, count: int) -> int:
         """K and V of the next `count` tokens of a sequence in prefill are computed; returns how many of them were
         before.

@@ -2,6 +2,7 @@
 
 from kvlab.core import Sequence
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.ends import Ends
 from kvlab.engine.scheduler.new_token_ratio import RatioScheduler, most_left
 from kvlab.engine.step_plan import slots_of
 from kvlab.kv.protocol import KVCachePool
@@ -79,28 +80,50 @@ class RatioAdmission(Admission):
     """
 
     def __init__(self, pool: KVCachePool, scheduler: RatioScheduler, *, reserved_later: int = 0) -> None:
-        self._expected = scheduler.expected
+        self._ratio = scheduler
+        self._ends: Ends | None = None  # of those that run and have been tried in this step
         super().__init__(pool, scheduler, reserved_later=reserved_later)
+        self._in_step = sum(not sequence.is_decoding for sequence in scheduler.running)  # prompts: a block for each
+        self._taken_later += self._in_step
 
     def keep_free(self, candidate: Sequence) -> int:
-        kept = super().keep_free(candidate)
-        return kept + 2 if self._scheduler.running else kept  # its own block, and one that stays
+        kept, by_ends = super().keep_free(candidate), self._ratio.is_admitted_by_ends(candidate)
+        until_ends = self._until_ends(candidate) if by_ends else 0
+        if not self._ratio.running:
+            return kept
+        return max(kept + 1, until_ends) if by_ends else kept + 2  # its own block, and one that stays
 
     def most_tokens(self, candidate: Sequence) -> int | None:
-        if not self._scheduler.running:
+        if not self._ratio.running or self._ratio.is_admitted_by_ends(candidate):
             return None
         return len(candidate.token_ids) + most_left(candidate, candidate.num_output_tokens)
 
     def admitted(self, sequence: Sequence) -> None:
         super().admitted(sequence)
         self._taken_later += 1
+        self._in_step += 1
+        if self._pool.free_slot_count() <= self._taken_later and self._is_whole(sequence):
+            self._ratio.ran_short()
+
+    def _is_whole(self, sequence: Sequence) -> bool:
+        """Whether the step computes all of its prompt."""
+        tokens = len(sequence.token_ids)
+        return not self._pool.slot_growth(slots_of([sequence]), [tokens], [tokens])
+
+    def _until_ends(self, candidate: Sequence) -> int:
+        """Blocks that all take until they end, a block for each of the step, and one token that stays."""
+        if self._ends is None:
+            self._ends = Ends(map(self._ratio.end, (candidate, *self._ratio.running)))
+        else:
+            self._ends.add(self._ratio.end(candidate))
+        return self._in_step + 1 + int(self._ends.most_tokens()) // self._pool.block_size + 1
 
     def _reserved(self, running: list[Sequence]) -> list[int]:
         tokens, expected = list[int](), 0.0
         for sequence in running:
             before = int(expected)
             # What a step computes of a prompt counts in full.
-            expected += self._expected(sequence) if sequence.is_decoding else most_left(sequence, 0)
+            expected += self._ratio.expected(sequence) if sequence.is_decoding else most_left(sequence, 0)
             tokens.append(len(sequence.token_ids) - sequence.is_decoding + int(expected) - before)
         return tokens
 

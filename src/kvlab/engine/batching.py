@@ -90,7 +90,8 @@ class StepBatch:
 
 class BatchBuilder:
     """Puts a step's batch together. `fail` ends a sequence for which there is no memory, `retire` takes the memory
-    of one that has ended; while slots are `lent`, a sequence waits for them.
+    of one that has ended; while slots are `lent`, a sequence waits for them. `is_read`: whether anybody gets tokens
+    as they come.
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class BatchBuilder:
         journal: BlockJournal | None = None,
         lent: Collection[int] = (),
         retire: Callable[[Sequence], None] = lambda sequence: None,
+        is_read: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pool, self._lent = pool, lent
         self._scheduler = scheduler
-        self._fail, self._retire = fail, retire
+        self._fail, self._retire, self._is_read = fail, retire, is_read
         self._journal = journal
         self.preemption = Preemption(scheduler.config.preemption.mode, pool)
         self._is_cut = False  # admission ended before a prompt of which the rest of the step takes nothing
@@ -187,6 +189,8 @@ class BatchBuilder:
             except OutOfBlocksError as error:
                 if part.proposals:
                     batch.proposals = {}
+                elif stage is Stage.DECODE and self._scheduler.awaits_memory():
+                    batch.decoding = DecodeBatch()
                 elif not (self._scheduler.config.on_exhaustion == "fail" or self._is_alone()):
                     self._preempt(batch, now)
                 elif self._scheduler.leaving:
@@ -214,6 +218,9 @@ class BatchBuilder:
             return
         batch.remove([victim])
         batch.preempted += 1
+        if self._scheduler.drops_newest(victim) and not self._is_read():
+            victim.drop_newest()
+            batch.vain += 1
         self._scheduler.preempt(victim)
         self.preemption.take_slot(victim, now)
 

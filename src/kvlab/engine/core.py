@@ -65,7 +65,9 @@ class EngineCore:
         self.replica = 0  # its number in a fleet, for its records of steps
         self.observer: StepObserver | None = None
         self.lent: set[int] = set()  # slots that others read, and give back
-        self._batches = BatchBuilder(pool, scheduler, self._fail, journal, self.lent, self._give_back)
+        self._batches = BatchBuilder(
+            pool, scheduler, self._fail, journal, self.lent, self._give_back, self._tells_every_token
+        )
         self._runner = PassRunner(pool, executor, self._process_result, self._fail)
         self._outputs = OutputProcessor(scheduler, detokenize, detokenize_all)
         self._results = PassResults(self._outputs, scheduler, self._batches)
@@ -191,13 +193,14 @@ class EngineCore:
         plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and self.scheduler.leaving:  # no step runs while this one is decided: all that ended is known
             retired += self._retire(at_once=True)
-            preempted = batch.preempted
+            preempted, vain = batch.preempted, batch.vain
             batch = self._batch = self._batches.build(start)
-            batch.preempted += preempted
+            batch.preempted, batch.vain = batch.preempted + preempted, batch.vain + vain
             plans = batch.plans(mixed=self.scheduler.config.mixed)
         if not plans and not retired and not batch.preempted and not expired:
             self.pool.await_arrival(_MOST_WAIT_S)
             return None
+        self._results.output_tokens -= batch.vain  # which preempted sequences had got
         running, waiting = self.scheduler.num_running, len(self.scheduler.waiting)
         views = [self.pool.view(plan.slots, plan.num_tokens) for plan in plans]
         launched = self.clock.now()
@@ -279,6 +282,10 @@ class EngineCore:
         self._counters = pool.counters()
         self._stats = self._observe(pool.stats(), self._counters)
         return records
+
+    def _tells_every_token(self) -> bool:
+        """Whether a client has each token as soon as it is there."""
+        return self._outputs.needs_every_token or not isinstance(self.clock, LogicalClock)
 
     def _retire(self, *, at_once: bool = False) -> list[Sequence]:
         """Give back the memory of the sequences that ended."""

@@ -172,7 +172,7 @@ class FrontEnd:
         got = steps.column("sampled_tokens") - steps.column("vain_tokens")
         for end_s, tokens in zip(steps.column("end_s").tolist(), got.tolist(), strict=True):
             self._take(end_s)
-            if tokens:
+            if tokens > 0:  # fewer, where more were taken back
                 self._free_s = max(self._free_s, end_s) + token_s * tokens
                 self._ends_s.append(end_s)
                 self._lags_s.append(self._free_s - end_s)

@@ -12,7 +12,7 @@ __all__ = ["POLICIES", "Scheduler", "StaticScheduler", "build_scheduler"]
 def build_scheduler(config: SchedulerConfig, *, shares_prefixes: bool = True) -> Scheduler:
     """The scheduler of the configured policy. `shares_prefixes`: whether sequences find blocks of others."""
     if config.conservativeness is not None:
-        return RatioScheduler(config)
+        return RatioScheduler(config, shares_prefixes=shares_prefixes)
     if config.chunk_unit is not None:
         return WholeBlockScheduler(config, shares_prefixes=shares_prefixes)
     return POLICIES.get(config.policy)(config)

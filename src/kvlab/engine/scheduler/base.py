@@ -318,6 +318,14 @@ class Scheduler:
             return False
         return len(sequence.token_ids) < sequence.max_total_tokens and self.config.speculation.method is None
 
+    def drops_newest(self, sequence: Sequence) -> bool:
+        """Whether a running sequence loses its newest token if it is preempted."""
+        return False
+
+    def awaits_memory(self) -> bool:
+        """Whether those that decode wait for a step, as memory comes back then, before any is preempted."""
+        return False
+
     def may_admit(self, now: float) -> bool:
         """Whether a waiting sequence may be admitted now. There is at least one."""
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvlab.config import SchedulerConfig
-from kvlab.core import Sequence
+from kvlab.core import FinishReason, Sequence
 from kvlab.engine.scheduler.base import Scheduler
+from kvlab.engine.scheduler.ends import End
 
 # SGLang 0.5.23: SGLANG_INIT_NEW_TOKEN_RATIO, _MIN_NEW_TOKEN_RATIO_FACTOR, _NEW_TOKEN_RATIO_DECAY_STEPS,
 # _RETRACT_DECODE_STEPS and _CLIP_MAX_NEW_TOKENS_ESTIMATION.
@@ -42,6 +43,11 @@ def most_left(sequence: Sequence, known: int) -> int:
     return min(sequence.request.sampling.max_tokens - known, _MOST_TOKENS)
 
 
+def _is_fixed(sequence: Sequence) -> bool:
+    """Whether a sequence produces all that it asks for; a recorded length is known to nobody."""
+    return sequence.request.sampling.ignore_eos and sequence.request.output_tokens is None
+
+
 class RatioScheduler(Scheduler):
     """Continuous batching with `scheduler.conservativeness`. Where there was no memory for a sequence, none is
     admitted until another has left; a preempted one goes to the end of the queue. Prompts that are computed in one
@@ -50,9 +56,10 @@ class RatioScheduler(Scheduler):
 
     shares_within_step = False
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, shares_prefixes: bool = True) -> None:
         super().__init__(config)
         self.ratio = NewTokenRatio(config.conservativeness or 1.0)
+        self._shares_prefixes = shares_prefixes
 
     def add(self, sequence: Sequence) -> None:
         if not self.has_work():
@@ -64,10 +71,22 @@ class RatioScheduler(Scheduler):
         return not self.lacks_memory or bool(self.ended)
 
     def expected(self, sequence: Sequence) -> float:
-        """Tokens that a running sequence is expected to produce: all it asks for, if it ignores stop tokens."""
-        request = sequence.request
-        is_fixed = request.sampling.ignore_eos and request.output_tokens is None
-        return most_left(sequence, self._known(sequence)) * (1.0 if is_fixed else self.ratio.current)
+        """Tokens that a running sequence is expected to produce behind those that are known."""
+        return most_left(sequence, self._known(sequence)) * self._share(sequence)
+
+    def end(self, sequence: Sequence) -> End:
+        """When a sequence is expected to end."""
+        known = self._known(sequence)
+        left = sequence.request.sampling.max_tokens * self._share(sequence) - known
+        return End(left, sequence.num_prompt_tokens + known)
+
+    def is_admitted_by_ends(self, candidate: Sequence) -> bool:
+        """Whether it fits is decided by when each ends. Elsewhere by what all may produce together."""
+        return not self._shares_prefixes and _is_fixed(candidate)
+
+    def _share(self, sequence: Sequence) -> float:
+        """What is expected of the tokens that it asks for: all, if it ignores stop tokens."""
+        return 1.0 if _is_fixed(sequence) else self.ratio.current
 
     def _known(self, sequence: Sequence) -> int:
         """Its output tokens, but that of a step which runs still."""
@@ -88,9 +107,19 @@ class RatioScheduler(Scheduler):
     def preempt(self, sequence: Sequence) -> None:
         super().preempt(sequence)
         self.lacks_memory = False
-        left = [other for other in self.running if other.is_decoding and other.finish_reason is None]
+        going_on = (None, FinishReason.STOP)  # what a stop token ended in the step that runs goes on, as is known
+        left = [other for other in self.running if other.is_decoding and other.finish_reason in going_on]
         asked = sum(other.request.sampling.max_tokens for other in left)
         self.ratio.estimate(sum(map(self._known, left)), asked, len(left))
+
+    def drops_newest(self, sequence: Sequence) -> bool:
+        """That of a step which runs still: its result comes when the sequence has no memory any more."""
+        is_known = self._known(sequence) == sequence.num_output_tokens
+        return not is_known and not sequence.siblings  # which begin once, with the first token
+
+    def awaits_memory(self) -> bool:
+        """While the step runs in which a sequence gets the last token that it asked for."""
+        return any(each.finish_reason is FinishReason.LENGTH for each in self.leaving)
 
     def _requeue(self, sequence: Sequence) -> None:
         """At the end of the queue, but before what is not known yet of a step that is decided `ahead`."""
