@@ -48,7 +48,7 @@ def run_metrics(
         metrics["throughput/requests_per_s"] = log.completed / duration
     for name, values in latencies_ms(records).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
-    if (load := offered_load(records)) is not None:
+    if (load := offered_load(records, log.refused_s)) is not None:
         metrics |= {"load/offered_per_s": load.offered_per_s, "load/served_per_s": load.served_per_s}
     if slo is not None:
         metrics |= service_levels(log, slo.limits)
