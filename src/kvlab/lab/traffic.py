@@ -208,6 +208,9 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
         )
     if counts.nothing:
         said.append(counts.left_out)
+    if importer.refused:
+        text = f"{importer.refused:,} more were refused, of which nothing is known"
+        said.append(f"{text}, so that this load is lighter than it was")
     if counts.dropped:
         all_of_them = counts.requests + counts.dropped
         text = f"left out by drop={','.join(counts.drop)}: {counts.dropped:,} of {all_of_them:,} requests"
@@ -280,7 +283,8 @@ class OwnRun(Importer):
     in_order = False
 
     def requests(self) -> Iterator[TracedRequest]:
-        records = read_run(Path(self.options.path)).requests()
+        run = read_run(Path(self.options.path))
+        records, self.refused = run.requests(), int(run.metrics.get("requests/refused", 0))
         sampled = {record.request_id for record in records if record.sample}
         for record in records:
             hashes = None
