@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from kvlab.errors import KvlabError, shown
 from kvlab.server.said import LEFT, Choice, Exchange, said_of
-from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, prompts_of, text_encoder
+from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, most_tokens, prompts_of, text_encoder
 from kvlab.workloads.trace_format import RECORDED, Header, TracedRequest, file_mode, header_line
 
 BLOCK_TOKENS = 16
@@ -127,7 +127,7 @@ class Tracer:
         asked = json.loads(exchange.body)
         prompts, said, requests = prompts_of(asked), said_of(exchange), list[TracedRequest]()
         samples = _whole(asked.get("n")) or 1
-        most = _whole(asked.get("max_completion_tokens", asked.get("max_tokens")))
+        most = _whole(most_tokens(asked))
         tokens = said.shares(most)
         for number, prompt in enumerate(prompts):
             length, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))
