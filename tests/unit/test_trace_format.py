@@ -93,6 +93,8 @@ def test_text_is_for_its_owner_alone_whatever_a_killed_process_left(tmp_path: Pa
             "line 2: arrival_s is 'x', not a number",
         ),
         ('{"kvlab_trace": 1}\n{"prompt_tokens"\n{"prompt_tokens": 2}\n', "line 2: "),
+        ('{"kvlab_trace": 1, "unknown": 5}\n', "line 1, column unknown: 5; expected the header of a trace"),
+        ('{"kvlab_trace": 1, "started": "x"}\n', "line 1, column started: 'x'; expected the header of a trace"),
         ('{"kvlab_trace": 1}\n', "holds no request; expected a request behind its header"),
         (
             '{"kvlab_trace": 1}\n{"prompt_tokens": 2, "arrival_s": 0, "output_tokens": 0}\n',
