@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvlab.cli.import_ import ImportSettings
-from kvlab.errors import WorkloadError
+from kvlab.cli.import_ import ColumnSettings, ImportSettings
+from kvlab.errors import ConfigError, WorkloadError
 from kvlab.lab.traffic import import_traffic
-from kvlab.workloads.trace_format import TracedRequest, read_trace
+from kvlab.workloads.trace_format import Header, TracedRequest, read_trace, write_trace
 
 
 def imported(tmp_path: Path, text: str) -> list[TracedRequest]:
@@ -68,3 +68,28 @@ def test_a_temperature_of_a_log_is_a_number(tmp_path: Path, written: str, value:
 def test_a_line_of_a_log_with_a_time_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="source, line 1: 13-99 18:15:46 is no date and time"):
         imported(tmp_path, LOG.format("13-99 18:15:46", "0.7"))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"drop": ["outputs", "times"]}, "drop=outputs,times: is of files of others"),
+        ({"unit": "ms"}, "unit=ms: is of files of others"),
+        ({"columns": ColumnSettings(arrival="t")}, "columns.arrival=t: is of files of others"),
+    ],
+)
+def test_what_is_said_of_files_of_others_is_refused_of_a_trace(
+    tmp_path: Path, said: dict[str, Any], message: str
+) -> None:
+    write_trace(trace := tmp_path / "a.jsonl", Header(), [TracedRequest(7, 0.0, 3)])
+    with pytest.raises(ConfigError, match=message):
+        import_traffic(str(trace), ImportSettings(to=str(tmp_path / "b.parquet"), **said))
+
+
+def test_a_trace_is_sorted_if_asked_for(tmp_path: Path) -> None:
+    write_trace(trace := tmp_path / "a.jsonl", Header(), [TracedRequest(7, 2.0, 3), TracedRequest(8, 1.0, 3)])
+    other = tmp_path / "b.parquet"
+    with pytest.raises(WorkloadError, match="sort=true sorts them"):
+        import_traffic(str(trace), ImportSettings(to=str(other)))
+    import_traffic(str(trace), ImportSettings(to=str(other), sort=True))
+    assert [request.prompt_tokens for _, request in read_trace(str(other))] == [8, 7]

@@ -252,14 +252,24 @@ def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
 
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
-    """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
+    """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own, and for
+    settings of files of others.
+    """
     header = trace_format.read_header(file)
     if trace_format.is_parquet(file) == (settings.to or "").endswith(trace_format.PARQUET):
         raise ConfigError(
             "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
         )
+    said = {name: getattr(settings, name) for name in ("format", "unit", "tokenizer", "hash_with", "drop")}
+    said |= {f"columns.{name}": value for name, value in asdict(settings.columns).items()}
+    for name, value in said.items():
+        if value:
+            text = ",".join(value) if isinstance(value, list) else value
+            raise ConfigError(name, text, "is of files of others, and this is a trace of kvlab; leave it out")
     path, counts = _target(file, settings, header.file_id), _Counts(drawn=_longest_drawn())
-    requests = (request for _, request in trace_format.read_trace(file, text=True))
+    requests: Iterator[TracedRequest] = (request for _, request in trace_format.read_trace(file, text=True))
+    if settings.sort:
+        requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     trace_format.write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
     return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown, counts))
