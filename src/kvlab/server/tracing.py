@@ -64,6 +64,7 @@ class TraceFile:
         self._path, self._head = path, header_line(header)
         self._mode = file_mode(header)
         self._file: IO[str] | None = None
+        self._end: int | None = None  # of the last line that was written; None: none was tried
 
     def write(self, request: TracedRequest) -> None:
         """Add a line. Raises OSError."""
@@ -71,12 +72,17 @@ class TraceFile:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.touch(self._mode)
-                file = self._path.open("a", encoding="utf-8")
-                # Behind a failure there may be half a line.
-                file.write("\n" if self._path.stat().st_size else self._head + "\n")
-                self._file = file
+                size = self._path.stat().st_size
+                if self._end is not None and size > self._end:  # a part of the header or of a line
+                    os.truncate(self._path, self._end)
+                    size = self._end
+                self._end = size
+                file = self._file = self._path.open("a", encoding="utf-8")
+                # Of a process that was killed there may be half a line.
+                file.write("\n" if size else self._head + "\n")
             self._file.write(request.line() + "\n")
             self._file.flush()
+            self._end = os.fstat(self._file.fileno()).st_size
         except OSError:
             if self._file is not None:
                 with suppress(OSError):
