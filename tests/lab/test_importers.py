@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,16 @@ def test_a_trace_is_sorted_if_asked_for(tmp_path: Path) -> None:
         import_traffic(str(trace), ImportSettings(to=str(other)))
     import_traffic(str(trace), ImportSettings(to=str(other), sort=True))
     assert [request.prompt_tokens for _, request in read_trace(str(other))] == [8, 7]
+
+
+def test_fields_of_names_of_their_own_take_no_longer_the_more_there_are(tmp_path: Path) -> None:
+    """As of calls by their ids: 2,000 such rows took half a minute."""
+    rows = [{"prompt_tokens": 7, "output_tokens": 3, "calls": {f"call_{number}": 1}} for number in range(2000)]
+    source = tmp_path / "source"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    began = time.process_time()
+    done = import_traffic(str(source), ImportSettings(to=str(tmp_path / "trace.jsonl")))
+    assert time.process_time() - began < 5
+    (unread,) = (text for text in done.unknown if text.startswith("not read: "))
+    assert unread.startswith("not read: calls.call_0, calls.call_1, ")
+    assert "calls.call_19 and 1,980 more; columns.arrival=NAME" in unread

@@ -25,6 +25,7 @@ from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import UNKNOWN, Header, TracedRequest
 
 _LEAST_SECRET = 16  # bytes
+_MOST_NAMES = 20  # of columns that were not read
 _ENDINGS = frozenset((".gz", ".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".parquet", ".trace"))
 
 
@@ -216,7 +217,8 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
         text = f"left out by drop={','.join(counts.drop)}: {counts.dropped:,} of {all_of_them:,} requests"
         said.append(f"{text}, so that this load is lighter than it was")
     if importer.unread:
-        names = ", ".join(map(shown, importer.unread))
+        more = f" and {len(importer.unread) - _MOST_NAMES:,} more" * (len(importer.unread) > _MOST_NAMES)
+        names = ", ".join(map(shown, importer.unread[:_MOST_NAMES])) + more
         said.append(f"not read: {names}; columns.arrival=NAME and others say what a column has")
     return tuple(said)
 
@@ -252,14 +254,11 @@ def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
 
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
-    """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own, and for
-    settings of files of others.
-    """
+    """A trace of kvlab in the other of its two forms. Raises ConfigError for its own and for settings of others."""
     header = trace_format.read_header(file)
     if trace_format.is_parquet(file) == (settings.to or "").endswith(trace_format.PARQUET):
-        raise ConfigError(
-            "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
-        )
+        text = "is a trace of kvlab already: set workload=recorded and workload.path to it"
+        raise ConfigError("file", file, text)
     said = {name: getattr(settings, name) for name in ("format", "unit", "tokenizer", "hash_with", "drop")}
     said |= {f"columns.{name}": value for name, value in asdict(settings.columns).items()}
     for name, value in said.items():

@@ -57,7 +57,7 @@ class Importer(ABC):
         self.dropped = 0  # requests without a number of prompt tokens that were left out
         self.refused = 0  # requests that the source counts and does not have, since its server refused them
         self.counted = 0  # prompt tokens by the file's own count, where lengths are those of its texts
-        self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
+        self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once all was read
 
     @classmethod
     def recognises(cls, head: str) -> bool:
