@@ -12,6 +12,7 @@ import kvlab.cli.roofline
 import kvlab.cli.run
 from kvlab.cli.compose import compose_run
 from kvlab.errors import ConfigError
+from kvlab.workloads.trace_format import Header, TracedRequest, write_trace
 from tests.support.commands import TINY, call
 
 OVERRIDES = {
@@ -140,3 +141,12 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, monkeypatch: pyt
     ended = call(kvlab.cli.run.main, *TINY, "tracking=off", "workload=azure", "workload.path=none.csv")
     assert ended.code == 2, ended.output
     assert not list(tmp_path.glob("outputs/*/*"))
+
+
+def test_a_trace_is_explained_whatever_its_name(tmp_path: Path) -> None:
+    trace = tmp_path / "it's a=b, c (1).jsonl"
+    write_trace(trace, Header(), [TracedRequest(20, 0.0, 3, e2el_ms=50.0)])
+    simulated = ("executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "model=llama3_1_8b")
+    done = call(kvlab.cli.explain.main, f"trace={trace}", *simulated, "figure=null")
+    assert done.code == 0, done.output
+    assert "1 requests on simulated h100_sxm" in done.output

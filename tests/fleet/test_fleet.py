@@ -39,6 +39,7 @@ from kvlab.kv.tiers.tier import Tier
 from kvlab.lab.results.fleet import fleet_metrics
 from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.run.drive import drive
+from kvlab.lab.run.recording import _series
 from kvlab.paths import CONF
 from tests.simulation.test_executor import config
 from tests.support.model import prompt_for
@@ -266,9 +267,11 @@ def test_what_runs_at_one_moment_is_counted_where_it_runs(dies: bool) -> None:
     life = [f"{ends_s[2]:.9f}:die:0"] if dies else []
     fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", life=life))
     log = serve(fleet, requests)
-    metrics = fleet_metrics(log, FleetLog.of(fleet, log.duration_s), [PoolSize(24, 4, 8)] * 2, requests)
+    log.fleet = FleetLog.of(fleet, log.duration_s)
+    metrics = fleet_metrics(log, log.fleet, [PoolSize(24, 4, 8)] * 2, requests)
     assert fleet.retried == dies
     assert metrics["capacity/peak_running"] == 2
+    assert max(running for _, _, running in _series(log)["running"]) == 2
 
 
 @pytest.mark.parametrize(("last", "replicas"), [("drain", {0}), ("return", {0, 1})])

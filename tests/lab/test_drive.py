@@ -33,6 +33,7 @@ def test_requests_that_a_full_queue_refuses_are_reported_and_the_others_served()
     assert [list(r.output_token_ids) for r in log.records] == [expected_tokens(turn(n, 5, 3)) for n in "ab"]
     assert len(log.refused) == 2
     assert "'c': 2 requests are waiting" in log.refused[0]
+    assert log.refused_s == [0.0, 0.0]
 
 
 @pytest.mark.usefixtures("no_requests_are_served")

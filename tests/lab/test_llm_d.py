@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 import kvlab.cli.export
+import kvlab.cli.import_
 import kvlab.cli.run
 from kvlab.lab.results.llm_d import VERSION
 from tests.support.commands import TINY, Command, call
@@ -57,6 +60,24 @@ def test_its_figures_are_those_of_the_run(run: Command, tmp_path: Path) -> None:
     seconds = max(row["end_s"] for row in rows) - min(row["arrival_s"] for row in rows)
     tokens = sum(len(row["output_token_ids"]) for row in rows)
     assert aggregate["throughput"]["output_token_rate"]["mean"] == pytest.approx(tokens / seconds)
+
+
+def test_requests_that_were_refused_failed(run: Command, tmp_path: Path) -> None:
+    """They leave no records."""
+    copied = tmp_path / "run"
+    shutil.copytree(run.directory, copied)
+    summary = json.loads((copied / "summary.json").read_text())
+    summary["metrics"]["requests/refused"] = 2.0
+    (copied / "summary.json").write_text(json.dumps(summary))
+    found = exported(Command(0, "", copied), tmp_path / "report.yaml")
+    requests = found["results"]["request_performance"]["aggregate"]["requests"]
+    assert (requests["total"], requests["failures"]) == (5, 2)
+    imported = call(kvlab.cli.import_.main, str(copied), f"to={tmp_path / 'trace.jsonl'}")
+    assert "3 requests" in imported.output
+    assert (
+        "2 more were refused, of which nothing is known, so that this load is lighter than it was"
+        in imported.output
+    )
 
 
 def test_it_says_what_was_run(run: Command, tmp_path: Path) -> None:

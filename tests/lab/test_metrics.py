@@ -104,12 +104,13 @@ def test_tenants_have_hit_rates_and_what_is_kept_is_counted_where_there_is_any()
         request(0.0, 6, [1.0], scheduled_s=0.0, salt="a b", cached_tokens=3),
         request(0.0, 2, [1.0], scheduled_s=0.0, salt="a b"),
         request(0.0, 9, [1.0], scheduled_s=0.0, salt="c%/"),
+        request(0.0, 6, [1.0], scheduled_s=0.0, salt="c__", cached_tokens=3),  # whose name is the same
         request(0.0, 9, [1.0], scheduled_s=0.0),
     ]
     steps = [step(0, 3), replace(step(3, 4), counters=PoolCounters(expired_blocks=2, pins_refused=1))]
     metrics = run_metrics(RunLog(records=records, steps=StepLog(steps), duration_s=4.0), POOL)
     rates = {name: value for name, value in metrics.items() if name.startswith("kv/prefix_hit_rate/")}
-    assert rates == {"kv/prefix_hit_rate/a b": 3 / 8, "kv/prefix_hit_rate/c__": 0}
+    assert rates == {"kv/prefix_hit_rate/a b": 3 / 8, "kv/prefix_hit_rate/c__": 0, "kv/prefix_hit_rate/c__ 2": 0.5}
     assert {name: metrics[name] for name in kept} == dict.fromkeys(kept, 0) | {"kv/pins_refused": 1}
     assert metrics["kv/expired_blocks"] == 2
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from kvlab.core.step_log import StepLog
 from kvlab.lab import machine_rates
 from kvlab.lab.results.catalogue import CATALOGUE, SERIES, direction, metric
-from kvlab.lab.results.log import RunLog
+from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.results.roofline import MachineRates
 from kvlab.lab.run.recording import _series
+from tests.lab.test_metrics import step
 from tests.support.endpoint import endpoint
 from tests.support.runs import run_small
 
@@ -113,6 +118,23 @@ def test_formulas_of_metrics_give_the_metrics(metrics: dict[str, float]) -> None
 
 def test_every_series_is_in_the_catalogue_and_the_other_way_round() -> None:
     assert sorted(SERIES) == sorted(_series(RunLog()))
+
+
+def test_series_of_replicas_are_of_all_together() -> None:
+    """Blocks of 4 tokens, of which each replica has 10."""
+    steps = [
+        step(0, 2, running=3, blocks=5, tokens=20),
+        replace(step(1, 3, running=2, blocks=3, tokens=6), replica=1),
+        step(2, 4, running=1, blocks=1, tokens=4),
+    ]
+    fleet = cast(FleetLog, SimpleNamespace(deaths=[]))
+    points = _series(RunLog(steps=StepLog(steps), fleet=fleet))
+    series = {name: [value for _, _, value in some] for name, some in points.items()}
+    assert series["running"] == [3, 5, 3]
+    assert series["blocks_in_use"] == [5, 8, 4]
+    assert series["tokens_in_use"] == [20, 26, 10]
+    assert series["kv_usage_percent"] == [50, 40, 20]
+    assert series["fragmentation_percent"] == pytest.approx([0, 100 * (1 - 26 / 32), 100 * (1 - 10 / 16)])
 
 
 def test_values_labels_and_axes() -> None:

@@ -227,3 +227,16 @@ def test_a_long_trace_keeps_its_steps_and_leaves_parts_out(monkeypatch: pytest.M
     slices = [event.get("cat") for event in events]
     assert slices.count("step") == 3
     assert slices.count("part") == 4
+
+
+def test_replicas_have_threads_and_counters_of_their_own() -> None:
+    """Their steps overlap, and slices of one thread have to nest."""
+    first = profiled_step(0.0).record
+    events = list(trace_events("x", [replace(first, replica=number) for number in range(3)]))
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert threads == {1: "replica 0", 2: "replica 1", 3: "replica 2"}
+    assert [event["tid"] for event in events if event.get("cat") == "step"] == [1, 2, 3]
+    assert {event["tid"] for event in events if event.get("cat") == "part"} == {1, 2, 3}
+    counters = {event["name"] for event in events if event["ph"] == "C"}
+    assert {f"sequences, replica {number}" for number in range(3)} <= counters
+    assert "sequences" not in counters

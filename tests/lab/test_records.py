@@ -9,9 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from kvlab.cli.recorded import find_run, recorded_config
 from kvlab.core import FinishReason, PoolCounters, PoolStats, StepRecord
 from kvlab.core.step_log import StepLog
+from kvlab.errors import ConfigError, RecordError
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.columns import read_step, request_row, request_table, step_table
 from kvlab.lab.results.log import RunLog
@@ -163,3 +166,37 @@ def test_an_engine_without_blocks_has_none_in_its_file(tmp_path: Path) -> None:
     (row,) = step_table(StepLog([step])).to_pylist()
     assert (row["blocks_total"], row["blocks_allocated"], row["prefill_tokens"]) == (None, None, 3)
     assert read_run(write_run(tmp_path, [row])).steps() == [step]
+
+
+def test_a_table_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    pq.write_table(pa.table({"request_id": ["r0"]}), tmp_path / "requests.parquet")
+    with pytest.raises(
+        RecordError, match=r"requests.parquet: cannot be read as a table of a run: has no 'arrival_s'"
+    ):
+        read_run(tmp_path).requests()
+
+
+@pytest.mark.parametrize("other", ["", "{", "[]", '{"run_id": null}'])
+def test_a_run_is_found_beside_summaries_that_cannot_be_read(tmp_path: Path, other: str) -> None:
+    for name, text in (("a", other), ("b", '{"run_id": "ab12"}')):
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / "outputs" / name / "summary.json").write_text(text)
+    assert find_run("ab12", tmp_path) == tmp_path / "outputs" / "b"
+    with pytest.raises(ConfigError, match="run=cd34: is no output directory"):
+        find_run("cd34", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("seed: [", "while parsing a flow node"),
+        ("- seed", "has no settings of a run"),
+        ("of_another_version: 1", "Key 'of_another_version' not in 'RunConfig'"),
+        ("seed: many", "Value 'many' of type 'str' could not be converted to Integer"),
+    ],
+)
+def test_settings_of_a_run_that_cannot_be_read_are_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RecordError, match=f"config.yaml: .*{reason}"):
+        recorded_config(tmp_path)

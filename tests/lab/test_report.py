@@ -115,6 +115,8 @@ def test_a_metric_that_no_run_has_lists_those_there_are_the_nearest_first(make):
         make({}, metrics=["throughput/tokens_per_s"])
     with pytest.raises(ConfigError, match=rf"fail_if=throughput/output_tokens: .*there are: {THROUGHPUT}"):
         make({}, fail_if=["throughput/output_tokens < -5%"])
+    with pytest.raises(ConfigError, match=rf"fail_if=throughput/\*: is of one metric; name one of {THROUGHPUT}"):
+        make({}, fail_if=["throughput/* < -5%"])
     lines = make({}, metrics=["latency/*", "duration_s"]).rows
     assert [line.metric for line in lines] == ["latency/ttft_ms_p50", "duration_s"]
     assert len(make({}, metrics=["all"]).rows) == 3

@@ -65,6 +65,17 @@ def test_all_at_once_or_nothing_is_no_offered_load(ends: list[float]) -> None:
     assert offered_load([record(number, 0.0, end) for number, end in enumerate(ends)]) is None
 
 
+def test_what_a_full_queue_refuses_was_offered() -> None:
+    """Four requests a second, of which every other is refused, within ten seconds."""
+    served = [record(number, number / 2, number / 2 + 0.1, number / 2) for number in range(21)]
+    found = offered_load(served, [0.25 + number / 2 for number in range(20)])
+    assert found is not None
+    assert found.offered_per_s == pytest.approx(4.0)
+    assert (found.left, found.before) == (1, 1)
+    assert offered_load(served[:1], [1.0, 2.0]) is not None
+    assert offered_load(served[9:], [0.0] * 9) is not None  # none of the first quarter was served
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_an_engine_that_fills_its_batch_is_not_overloaded(seed: int) -> None:
     """A hundred requests within three seconds, each of which takes one, and longer as the batch grows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError
+from kvlab.server.tracing import TraceFile
 from kvlab.workloads import build_requests
 from kvlab.workloads.exporting import export_trace
 from kvlab.workloads.prompt_blocks import BlockHasher
@@ -93,6 +95,8 @@ def test_text_is_for_its_owner_alone_whatever_a_killed_process_left(tmp_path: Pa
             "line 2: arrival_s is 'x', not a number",
         ),
         ('{"kvlab_trace": 1}\n{"prompt_tokens"\n{"prompt_tokens": 2}\n', "line 2: "),
+        ('{"kvlab_trace": 1, "unknown": 5}\n', "line 1, column unknown: 5; expected the header of a trace"),
+        ('{"kvlab_trace": 1, "started": "x"}\n', "line 1, column started: 'x'; expected the header of a trace"),
         ('{"kvlab_trace": 1}\n', "holds no request; expected a request behind its header"),
         (
             '{"kvlab_trace": 1}\n{"prompt_tokens": 2, "arrival_s": 0, "output_tokens": 0}\n',
@@ -146,3 +150,23 @@ def test_sessions_and_blocks_of_a_trace_are_exported(tmp_path: Path) -> None:
     assert first["hash_ids"][:32] == second["hash_ids"][:32]
     assert not set(first["hash_ids"][32:]) & set(second["hash_ids"])
     assert [line.split(",")[1] for line in exported("burstgpt")] == ["Session ID", "a", "a"]
+
+
+@pytest.mark.parametrize("room", [0, 20, 90])  # bytes: nothing, a part of the header, a part of a line
+def test_a_recorded_trace_is_whole_behind_a_disk_that_was_full(tmp_path: Path, room: int) -> None:
+    path, usual = tmp_path / "a.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    file, written = TraceFile(path, Header(source="record")), list[int]()
+
+    def fill() -> None:
+        while True:
+            file.write(TracedRequest(1 + len(written), float(len(written))))
+            written.append(1 + len(written))
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, usual[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    file.write(TracedRequest(77, 9.0))
+    assert [request.prompt_tokens for _, request in read_trace(str(path))] == [*written, 77]

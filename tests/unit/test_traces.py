@@ -128,6 +128,18 @@ class TestSelection:
         assert 0 < len(numbers) < 100
         assert numbers == [number for number in range(100) if number % 10 in {each % 10 for each in numbers}]
 
+    @pytest.mark.parametrize("root", [-1, None, 700])  # the last: of a chat that is not in the file
+    def test_chats_that_go_on_from_each_other_are_a_conversation(self, path: Path, root: int | None) -> None:
+        lines = []
+        for number in range(100):
+            parent = number - 10 if number > 9 else root + number if root == 700 else root
+            about = {"chat_id": number, "parent_chat_id": parent, "timestamp": number, "hash_ids": [number]}
+            lines.append(json.dumps(about | {"input_length": 9, "output_length": 2}) + "\n")
+        rows = "".join(lines)
+        numbers = [int(r.request_id[1:]) for r in read(path, "timed_trace", rows, sample=0.5)]
+        assert 0 < len(numbers) < 100
+        assert numbers == [number for number in range(100) if number % 10 in {each % 10 for each in numbers}]
+
     def test_other_arrivals_leave_lengths_and_prompts_as_they_are(self, path: Path) -> None:
         requests = self.read(path, arrival="gamma", rate=2.0, burstiness=0.3)
         assert [r.prompt_token_ids for r in requests] == [r.prompt_token_ids for r in self.read(path)]

@@ -55,10 +55,11 @@ class ExplainSettings:
 def _explained_trace(settings: ExplainSettings, overrides: list[str], console: Terminal) -> RecordedExplanation:
     from kvlab.cli.compose import compose_one
     from kvlab.lab.explain.recorded import explain_trace
+    from kvlab.lab.settings import as_word
     from kvlab.workloads.trace_format import read_header
 
     read_header(str(settings.trace), "trace")  # that it is one, before it is the path of a workload
-    workload = ["workload=recorded", f"workload.path={settings.trace}", "figures=false", "tracking=off"]
+    workload = ["workload=recorded", as_word("workload.path", settings.trace), "figures=false", "tracking=off"]
     config, wanted = compose_one([*workload, *overrides], "explain", fleets="all"), settings.request
     with console.status("simulating the trace"):
         told = explain_trace(config, [] if wanted is None else [wanted])

@@ -5,12 +5,12 @@ The functions import what they need, so that commands answer at once.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, RecordError
 from kvlab.run_files import CONFIG, STEPS, SUMMARY
+from kvlab.secrets import redact
 
 if TYPE_CHECKING:
     from kvlab.config import RunConfig
@@ -21,8 +21,10 @@ def find_run(name: str, root: Path = Path()) -> Path:
     """The output directory that `name` is, or that of the run with this id. Raises ConfigError."""
     if (Path(name) / SUMMARY).is_file():
         return Path(name)
+    from kvlab.lab.results.records import read_summary
+
     for file in (file for folder in ("outputs", "multirun") for file in (root / folder).rglob(SUMMARY)):
-        if json.loads(file.read_text(encoding="utf-8")).get("run_id") == name:
+        if (read_summary(file.parent) or {}).get("run_id") == name:
             return file.parent
     text = f"is no output directory with a {SUMMARY}, nor the id of a run in outputs/ or multirun/"
     raise ConfigError("run", name, text)
@@ -39,15 +41,26 @@ def find_runs(names: list[str]) -> list[Path]:
 
 def recorded_config(directory: Path) -> RunConfig:
     """The configuration of the run that is recorded in `directory`. Raises a KvlabError."""
+    import yaml
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from kvlab.cli.compose import run_config
     from kvlab.config import RunConfig
 
-    recorded = cast(DictConfig, OmegaConf.load(directory / CONFIG))
-    names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
-    recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
-    return run_config(cast(DictConfig, OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)))
+    file = directory / CONFIG
+    try:
+        recorded = OmegaConf.load(file)
+        if not isinstance(recorded, DictConfig):
+            raise RecordError(f"{file}: has no settings of a run")
+        names = ("run_name", "tags", "tracking")  # which may refer to an environment that is no more
+        recorded = OmegaConf.masked_copy(recorded, [str(key) for key in recorded if key not in names])
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), recorded)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        text = "cannot be read as the settings of a run, of this version of kvlab"
+        raise RecordError(f"{file}: {text}: {redact(reason)}") from error
+    return run_config(cast(DictConfig, merged))
 
 
 def read_real_run(directory: Path) -> RealRun:

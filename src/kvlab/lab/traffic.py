@@ -25,6 +25,7 @@ from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
 from kvlab.workloads.trace_format import UNKNOWN, Header, TracedRequest
 
 _LEAST_SECRET = 16  # bytes
+_MOST_NAMES = 20  # of columns that were not read
 _ENDINGS = frozenset((".gz", ".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".parquet", ".trace"))
 
 
@@ -208,12 +209,16 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
         )
     if counts.nothing:
         said.append(counts.left_out)
+    if importer.refused:
+        text = f"{importer.refused:,} more were refused, of which nothing is known"
+        said.append(f"{text}, so that this load is lighter than it was")
     if counts.dropped:
         all_of_them = counts.requests + counts.dropped
         text = f"left out by drop={','.join(counts.drop)}: {counts.dropped:,} of {all_of_them:,} requests"
         said.append(f"{text}, so that this load is lighter than it was")
     if importer.unread:
-        names = ", ".join(map(shown, importer.unread))
+        more = f" and {len(importer.unread) - _MOST_NAMES:,} more" * (len(importer.unread) > _MOST_NAMES)
+        names = ", ".join(map(shown, importer.unread[:_MOST_NAMES])) + more
         said.append(f"not read: {names}; columns.arrival=NAME and others say what a column has")
     return tuple(said)
 
@@ -249,14 +254,21 @@ def _target(file: str, settings: ImportSettings, file_id: str | None) -> Path:
 
 
 def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
-    """A trace of kvlab in the other of its two forms. Raises ConfigError where it is to stay in its own."""
+    """A trace of kvlab in the other of its two forms. Raises ConfigError for its own and for settings of others."""
     header = trace_format.read_header(file)
     if trace_format.is_parquet(file) == (settings.to or "").endswith(trace_format.PARQUET):
-        raise ConfigError(
-            "file", file, "is a trace of kvlab already: set workload=recorded and workload.path to it"
-        )
+        text = "is a trace of kvlab already: set workload=recorded and workload.path to it"
+        raise ConfigError("file", file, text)
+    said = {name: getattr(settings, name) for name in ("format", "unit", "tokenizer", "hash_with", "drop")}
+    said |= {f"columns.{name}": value for name, value in asdict(settings.columns).items()}
+    for name, value in said.items():
+        if value:
+            text = ",".join(value) if isinstance(value, list) else value
+            raise ConfigError(name, text, "is of files of others, and this is a trace of kvlab; leave it out")
     path, counts = _target(file, settings, header.file_id), _Counts(drawn=_longest_drawn())
-    requests = (request for _, request in trace_format.read_trace(file, text=True))
+    requests: Iterator[TracedRequest] = (request for _, request in trace_format.read_trace(file, text=True))
+    if settings.sort:
+        requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     trace_format.write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
     unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
     return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown, counts))
@@ -280,7 +292,8 @@ class OwnRun(Importer):
     in_order = False
 
     def requests(self) -> Iterator[TracedRequest]:
-        records = read_run(Path(self.options.path)).requests()
+        run = read_run(Path(self.options.path))
+        records, self.refused = run.requests(), int(run.metrics.get("requests/refused", 0))
         sampled = {record.request_id for record in records if record.sample}
         for record in records:
             hashes = None

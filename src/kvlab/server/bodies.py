@@ -43,12 +43,10 @@ class StructuredOutputs(_Strict):
     whitespace_pattern: str | None = None  # between the parts of JSON
 
 
-class Generation(_Strict):
-    """What completions and chat have in common. Null is the same as leaving a field out."""
+class Sampling(_Strict):
+    """What every way to ask for an answer has in common. Null is the same as leaving a field out."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stop: str | List[str] | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -57,8 +55,6 @@ class Generation(_Strict):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None  # {"type": "json_schema", "json_schema": {...}}, or json_object
     # vLLM's additions
     top_k: int | None = None
     min_p: float | None = None
@@ -66,20 +62,30 @@ class Generation(_Strict):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: List[int] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     allowed_token_ids: List[int] | None = None
     bad_words: List[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None  # alternatives to each token of the prompt, 20 at most
-    truncate_prompt_tokens: int | None = None  # keep the prompt's last; -1: as many as the model takes
-    add_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
     # kvlab's addition
     cache_pin_tokens: int | None = None
+
+
+class Generation(Sampling):
+    """What completions and chat have beside that."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None  # {"type": "json_schema", "json_schema": {...}}, or json_object
+    # vLLM's additions
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None  # alternatives to each token of the prompt, 20 at most
+    truncate_prompt_tokens: int | None = None  # keep the prompt's last; -1: as many as the model takes
+    add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(Generation):
@@ -131,17 +137,13 @@ class ChatRequest(Generation, Rendering):
     parallel_tool_calls: bool | None = None
 
 
-class ResponsesRequest(_Strict):
+class ResponsesRequest(Sampling):
     """The body of /v1/responses: texts alone, and nothing that an earlier call left."""
 
     input: str | List[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
-    stream: bool | None = None
     text: dict[str, Any] | None = None
 
 

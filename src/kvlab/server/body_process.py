@@ -45,19 +45,17 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
         raise invalid_body(errors, "application/json") from error
     if isinstance(request, bodies.DetokenizeRequest):
         _bounded("tokens", len(request.tokens), max_tokens)
-    if isinstance(request, bodies.Generation | bodies.ResponsesRequest):
+    if isinstance(request, bodies.Sampling):
         check_size(request)
-    if isinstance(request, bodies.Generation):
         check_meaning(request)
         for name, most in _COUNTS.items():
             value = getattr(request, name)
             if not isinstance(value, str) and value is not None and len(value) > most:
                 raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
-    if isinstance(request, bodies.ResponsesRequest):
-        check_meaning(request)
-        if len(request.input) > max_tokens and not isinstance(request.input, str):
-            text = f"input has {len(request.input)} entries; at most one for each of {max_tokens} tokens"
-            raise ApiError(400, text, "input")
+    items = request.input if isinstance(request, bodies.ResponsesRequest) else ""
+    if not isinstance(items, str) and len(items) > max_tokens:
+        text = f"input has {len(items)} entries; at most one for each of {max_tokens} tokens"
+        raise ApiError(400, text, "input")
     if isinstance(request, bodies.CompletionRequest):
         for prompt in prompts_of(request):
             if not isinstance(prompt, str) and not request.truncate_prompt_tokens:

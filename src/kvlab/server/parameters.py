@@ -167,7 +167,7 @@ def _check(body: bodies.Generation, model: ServedModel) -> None:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
 
 
-def check_meaning(body: bodies.Generation | bodies.ResponsesRequest) -> None:
+def check_meaning(body: bodies.Sampling) -> None:
     """Raise ApiError for a field that would change the answer; log the others that nobody knows, once each."""
     for name, value in (body.model_extra or {}).items():
         if name in bodies.CHANGES_MEANING:

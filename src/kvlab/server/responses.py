@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from kvlab.errors import shown
 from kvlab.server.answers import ChatAnswer, Json, server_sent
-from kvlab.server.bodies import ChatRequest, Message, ResponsesRequest
+from kvlab.server.bodies import ChatRequest, Message, ResponsesRequest, Sampling
 from kvlab.server.calls import Event
 from kvlab.server.errors import ApiError
 from kvlab.server.parameters import check_meaning
@@ -21,21 +22,20 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         messages += [_message(number, item) for number, item in enumerate(body.input)]
     if not messages:
         raise ApiError(400, "input is empty", "input")
-    shape = dict((body.text or {}).get("format") or {"type": "text"})
+    shape = (body.text or {}).get("format") or {"type": "text"}
+    if not isinstance(shape, dict):
+        raise ApiError(400, f'text.format={shown(shape, repr)}: needed: {{"type": "text"}} or a schema', "text")
     if shape.get("type") == "json_schema":  # flat here, nested in chats
         shape = {"type": "json_schema", "json_schema": shape}
     said: dict[str, Any] = {
-        "model": body.model,
+        **{name: getattr(body, name) for name in Sampling.model_fields},
         "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "stream": body.stream,
         "logprobs": None if body.top_logprobs is None else True,
         "top_logprobs": body.top_logprobs,
         "response_format": shape,
     }
     given = {name: value for name, value in said.items() if value is not None}
-    return ChatRequest(messages=messages, **given, **(body.model_extra or {}))
+    return ChatRequest(messages=messages, **given)
 
 
 def _message(number: int, item: dict[str, Any]) -> Message:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from kvlab.core import Grammar, limits
 from kvlab.errors import GrammarError, shown
-from kvlab.server.bodies import Generation, ResponsesRequest, StructuredOutputs
+from kvlab.server.bodies import Generation, Sampling, StructuredOutputs
 from kvlab.server.errors import ApiError
 from kvlab.server.model import ServedModel
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NEEDED = 'needed: {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
 
 
-def check_size(body: Generation | ResponsesRequest) -> None:
+def check_size(body: Sampling) -> None:
     """Raise ApiError for a structure too large to be one."""
     for name in ("response_format", "structured_outputs", "tools", "text"):
         value = getattr(body, name, None)

@@ -82,10 +82,10 @@ def _choice(choice: Any, functions: dict[str, dict[str, Any]]) -> tuple[str, str
         return choice or "auto", None
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if name not in functions:
+    if not isinstance(name, str) or name not in functions:
         text = "must be none, auto, required, or a function that tools has"
         raise ApiError(400, f"tool_choice={shown(choice, repr)}: {text}", "tool_choice")
-    return "named", str(name)
+    return "named", name
 
 
 def _schema(function: dict[str, Any]) -> dict[str, Any]:

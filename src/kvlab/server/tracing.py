@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from kvlab.errors import KvlabError, shown
 from kvlab.server.said import LEFT, Choice, Exchange, said_of
-from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, prompts_of, text_encoder
+from kvlab.workloads.prompt_blocks import BlockHasher, Encode, as_text, most_tokens, prompts_of, text_encoder
 from kvlab.workloads.trace_format import RECORDED, Header, TracedRequest, file_mode, header_line
 
 BLOCK_TOKENS = 16
@@ -64,6 +64,7 @@ class TraceFile:
         self._path, self._head = path, header_line(header)
         self._mode = file_mode(header)
         self._file: IO[str] | None = None
+        self._end: int | None = None  # of the last line that was written; None: none was tried
 
     def write(self, request: TracedRequest) -> None:
         """Add a line. Raises OSError."""
@@ -71,12 +72,17 @@ class TraceFile:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.touch(self._mode)
-                file = self._path.open("a", encoding="utf-8")
-                # Behind a failure there may be half a line.
-                file.write("\n" if self._path.stat().st_size else self._head + "\n")
-                self._file = file
+                size = self._path.stat().st_size
+                if self._end is not None and size > self._end:  # a part of the header or of a line
+                    os.truncate(self._path, self._end)
+                    size = self._end
+                self._end = size
+                file = self._file = self._path.open("a", encoding="utf-8")
+                # Of a process that was killed there may be half a line.
+                file.write("\n" if size else self._head + "\n")
             self._file.write(request.line() + "\n")
             self._file.flush()
+            self._end = os.fstat(self._file.fileno()).st_size
         except OSError:
             if self._file is not None:
                 with suppress(OSError):
@@ -127,7 +133,7 @@ class Tracer:
         asked = json.loads(exchange.body)
         prompts, said, requests = prompts_of(asked), said_of(exchange), list[TracedRequest]()
         samples = _whole(asked.get("n")) or 1
-        most = _whole(asked.get("max_completion_tokens", asked.get("max_tokens")))
+        most = _whole(most_tokens(asked))
         tokens = said.shares(most)
         for number, prompt in enumerate(prompts):
             length, hashes = self._hasher.prompt(prompt, self._encoder(exchange, asked))

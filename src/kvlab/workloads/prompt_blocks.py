@@ -29,6 +29,15 @@ def prompts_of(asked: Mapping[str, Any]) -> list[Any]:
     return [one for one in (prompt or [] if several else [prompt]) if one]
 
 
+def most_tokens(asked: Mapping[str, Any]) -> Any:
+    """The most tokens that a request of OpenAI's API allows its output, under either name; None: it says
+    nothing, or -1, which is no limit.
+    """
+    most = asked.get("max_completion_tokens")
+    most = asked.get("max_tokens") if most is None else most
+    return None if most == -1 else most
+
+
 class BlockHasher:
     """Hashes of a prompt's blocks: BLAKE2b of the hash before and the block, keyed with `secret`, 64 bits."""
 

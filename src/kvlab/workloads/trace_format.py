@@ -105,6 +105,7 @@ _TEXT = ("prompt", "output")
 _FIELDS = [column.name for column in fields(TracedRequest)]
 _values = attrgetter(*_FIELDS)
 _HEADER = [column.name for column in fields(Header)]
+_HEADER_TYPES: dict[str, Any] = {"block_tokens": int, "unknown": list, "started": int | float | None, "text": bool}
 
 
 def header_line(header: Header) -> str:
@@ -246,5 +247,8 @@ def _header(place: Place, line: bytes) -> Header:
         raise place.error(f"{what}; kvlab import FILE makes one of other formats")
     block_tokens = place.tokens(content.get("block_tokens", 16), "block_tokens", most=MAX_WHOLE)
     values: dict[str, Any] = {name: value for name, value in content.items() if name in _HEADER}
-    unknown = values.get("unknown", ())
-    return Header(**values | {"block_tokens": block_tokens, "unknown": tuple(map(str, unknown))})
+    values |= {"block_tokens": block_tokens, "unknown": values.get("unknown", [])}
+    for name, value in values.items():
+        if not isinstance(value, _HEADER_TYPES.get(name, str | None)):
+            raise place.error(f"{shown(value, repr)}; expected the header of a trace", name)
+    return Header(**values | {"unknown": tuple(map(str, values["unknown"]))})

@@ -198,7 +198,7 @@ def json_rows(config: WorkloadConfig, least: int = 1, *, unit_s: float) -> Itera
     and `hash_ids`, one for each block of `workload.block_tokens` tokens. Other fields may be there too. Prompts and
     outputs have `least` tokens.
     """
-    time = f"a number of {'seconds' if unit_s == 1 else 'milliseconds'}"
+    time, roots = f"a number of {'seconds' if unit_s == 1 else 'milliseconds'}", dict[str, str]()
     for number, line in read_lines(config.path or ""):
         place = Place(config.path, number)
         try:
@@ -227,8 +227,21 @@ def json_rows(config: WorkloadConfig, least: int = 1, *, unit_s: float) -> Itera
             prompt,
             place.tokens(row["output_length"], "output_length", least=least, most=MAX_WHOLE, hint=_NOTHING),
             tuple(ids),
-            str(row["session_id"]) if "session_id" in row else None,
+            _conversation(row, roots),
         )
+
+
+def _conversation(row: dict[str, Any], roots: dict[str, str]) -> str | None:
+    """The conversation of a row: its `session_id`, or the first of the chats that its `chat_id` goes on from by
+    `parent_chat_id` (-1: none). `roots` has those of the rows before. None: it says nothing.
+    """
+    if "session_id" in row:
+        return str(row["session_id"])
+    if "chat_id" not in row:
+        return None
+    own, parent = str(row["chat_id"]), str(row.get("parent_chat_id"))
+    root = roots[own] = own if parent in ("-1", "None") else roots.get(parent, parent)
+    return root
 
 
 def _number(value: object) -> float:

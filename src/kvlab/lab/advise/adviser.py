@@ -169,7 +169,7 @@ class Adviser:
         config, plan = self.config, plan_run(self.config, self.first.requests)
         blocks = int(today.metrics["capacity/blocks"])
         log = simulated(plan)
-        terms, load = observe(plan, log.steps).terms_ms(), open_load(config.workload, log.records)
+        terms, load = observe(plan, log.steps).terms_ms(), open_load(config.workload, log)
         whole = sum(terms.values())
         return replace(
             replayed(config, self.requests, blocks, self.cores),

@@ -27,7 +27,9 @@ def build_report(sets: Sequence[RunSet], options: ReportOptions) -> Report:
     groups = _baseline_first(group_runs(sets, options.by), options.baseline)
     baseline, others = groups[0], groups[1:]
     for condition in options.conditions:
-        rows.find_metrics("fail_if", condition.metric, groups)
+        found = rows.find_metrics("fail_if", condition.metric, groups)
+        if found != [condition.metric]:  # a pattern, which `metrics` takes
+            raise ConfigError("fail_if", condition.metric, f"is of one metric; name one of {', '.join(found)}")
     obstacles = {group.name: reason for group in others if (reason := obstacle(baseline, group, options.by))}
     refused = {} if options.force else obstacles
     _refuse_if_nothing_is_left(baseline, others, refused)

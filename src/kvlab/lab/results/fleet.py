@@ -3,10 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from rich.table import Table
 
 from kvlab.core import Request, RequestRecord
@@ -125,17 +126,25 @@ def _together(
     if len(steps):
         starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
         whole = float((starts + seconds).max() - starts.min())
-        # Of each replica as its steps begin, and none from its death on, as what it loses runs elsewhere.
-        dead_s, dead = zip(*deaths, strict=True) if deaths else ((), ())
-        order = np.argsort(np.append(dead_s, starts), kind="stable")
-        own = np.append(dead, steps.column("replica"))[order]
-        change = np.append(np.zeros(len(deaths)), running)[order]
-        for replica in range(replicas):
-            change[own == replica] = np.diff(change[own == replica], prepend=0)
-        metrics["capacity/peak_running"] = float(np.cumsum(change).max())
+        metrics["capacity/peak_running"] = float(of_all(running, steps, deaths).max())
         if whole > 0:
             metrics["capacity/mean_running"] = float((running * seconds).sum()) / whole
     return metrics
+
+
+def of_all(values: NDArray[Any], steps: StepLog, deaths: Sequence[tuple[float, int]] = ()) -> NDArray[np.float64]:
+    """The sum over all replicas of something that their steps have, as each step begins: of a replica that of its
+    last step, and none from its death on, as what it loses is elsewhere.
+    """
+    dead_s, dead = zip(*deaths, strict=True) if deaths else ((), ())
+    order = np.argsort(np.append(dead_s, steps.column("start_s")), kind="stable")
+    own = np.append(dead, steps.column("replica"))[order]
+    change = np.append(np.zeros(len(deaths)), values)[order]
+    for replica in np.unique(own):
+        change[own == replica] = np.diff(change[own == replica], prepend=0)
+    sums = np.empty(len(order))
+    sums[order] = np.cumsum(change)
+    return sums[len(deaths) :]
 
 
 def _duplicates(duplicates: Duplicates) -> dict[str, float]:

@@ -7,6 +7,7 @@ from statistics import median
 
 from kvlab.config import WorkloadConfig
 from kvlab.core import RequestRecord
+from kvlab.lab.results.log import RunLog
 
 _FEWEST = 16  # requests: of fewer nothing can be told
 _LATE = 0.15  # share of the time in which requests arrive by which waiting has to grow
@@ -17,7 +18,7 @@ _BEHIND = 0.1  # share of the arrivals of the second half that have to be missin
 class OfferedLoad:
     """An open loop's requests per second, from the first arrival on."""
 
-    offered_per_s: float
+    offered_per_s: float  # refused ones too
     served_per_s: float  # completed, until the last one ended
     seconds: float  # between the first and the last arrival
     typical_s: float  # from a request's arrival to its end, median of those that came in the first quarter
@@ -71,34 +72,37 @@ class OfferedLoad:
         return None
 
 
-def open_load(workload: WorkloadConfig, records: Sequence[RequestRecord]) -> OfferedLoad | None:
+def open_load(workload: WorkloadConfig, log: RunLog) -> OfferedLoad | None:
     """The load of requests that wait for no other one: None in a closed loop and of conversations, too."""
     is_open = workload.concurrency is None and workload.turns == 1
-    return offered_load(records) if is_open else None
+    return offered_load(log.records, log.refused_s) if is_open else None
 
 
-def offered_load(records: Sequence[RequestRecord]) -> OfferedLoad | None:
-    """The load of requests that arrived over time; None where all came at once, or none ended."""
+def offered_load(records: Sequence[RequestRecord], refused_s: Sequence[float] = ()) -> OfferedLoad | None:
+    """The load of requests that arrived over time, with those that a full queue refused at `refused_s`; None where
+    all came at once, or none ended.
+    """
     firsts = [record for record in records if not record.sample]
     arrivals = sorted(record.arrival_s for record in firsts)
     ends = sorted(record.finished_s for record in firsts)
-    seconds = arrivals[-1] - arrivals[0] if arrivals else 0.0
+    offered = sorted([*arrivals, *refused_s])
+    seconds = offered[-1] - offered[0] if offered else 0.0
     done = sum(record.completed for record in firsts)
     if seconds <= 0 or not done:
         return None
-    middle, last = arrivals[0] + seconds / 2, arrivals[-1]
+    middle, last = offered[0] + seconds / 2, offered[-1]
 
     def within(when: float) -> int:
         """Requests that are in the engine."""
         return bisect_right(arrivals, when) - bisect_right(ends, when)
 
-    early = [record for record in firsts if record.arrival_s <= arrivals[0] + seconds / 4]
+    early = [record for record in firsts if record.arrival_s <= offered[0] + seconds / 4]
     late = [record for record in firsts if record.arrival_s >= last - seconds / 4]
     return OfferedLoad(
-        offered_per_s=(len(arrivals) - 1) / seconds,
-        served_per_s=done / (max(ends) - arrivals[0]),
+        offered_per_s=(len(offered) - 1) / seconds,
+        served_per_s=done / (max(ends) - offered[0]),
         seconds=seconds,
-        typical_s=median(record.finished_s - record.arrival_s for record in early),
+        typical_s=median(record.finished_s - record.arrival_s for record in early or firsts),
         left=within(last),
         before=within(middle),
         arrivals=len(arrivals) - bisect_right(arrivals, middle),

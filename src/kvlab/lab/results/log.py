@@ -72,6 +72,7 @@ class RunLog:
     records: list[RequestRecord] = field(default_factory=list)
     steps: StepLog = field(default_factory=StepLog)
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
+    refused_s: list[float] = field(default_factory=list)  # when these came
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived

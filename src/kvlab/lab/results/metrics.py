@@ -48,7 +48,7 @@ def run_metrics(
         metrics["throughput/requests_per_s"] = log.completed / duration
     for name, values in latencies_ms(records).items():
         metrics |= _distribution(f"latency/{name}_ms", values)
-    if (load := offered_load(records)) is not None:
+    if (load := offered_load(records, log.refused_s)) is not None:
         metrics |= {"load/offered_per_s": load.offered_per_s, "load/served_per_s": load.served_per_s}
     if slo is not None:
         metrics |= service_levels(log, slo.limits)
@@ -212,8 +212,15 @@ def _tenants(records: Sequence[RequestRecord]) -> dict[str, float]:
         if record.salt is not None and record.scheduled_s is not None and not record.sample:
             prompts[record.salt] += record.prompt_tokens
             hits[record.salt] += record.cached_tokens
-    shown = prompts.most_common(_MOST_TENANTS)
-    return {f"{TENANT_HITS}{_METRIC_NAME.sub('_', salt)[:64]}": hits[salt] / tokens for salt, tokens in shown}
+    rates = dict[str, float]()
+    for salt, tokens in prompts.most_common(_MOST_TENANTS):
+        name = plain = _METRIC_NAME.sub("_", salt)[:64]
+        number = 1
+        while name in rates:  # of another salt, which differs in what was replaced or cut
+            number += 1
+            name = f"{plain} {number}"
+        rates[name] = hits[salt] / tokens
+    return {f"{TENANT_HITS}{name}": rate for name, rate in rates.items()}
 
 
 def _mean(values: NDArray[Any], seconds: NDArray[np.float64]) -> float:

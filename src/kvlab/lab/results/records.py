@@ -101,8 +101,12 @@ class RunRecord:
 
     def _rows(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
         table = self._read(name)
-        for batch in () if table is None else table.to_batches(max_chunksize=_ROWS):
-            yield from map(read, batch.to_pylist())
+        try:
+            for batch in () if table is None else table.to_batches(max_chunksize=_ROWS):
+                yield from map(read, batch.to_pylist())
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise RecordError(f"{self.directory / name}: cannot be read as a table of a run: {text}") from error
 
     def _read(self, name: str) -> Any:
         """A table of the run; None where it kept none. Raises RecordError for one that cannot be read."""
@@ -156,7 +160,7 @@ def _record(directory: Path, summary: Mapping[str, Any]) -> RunRecord:
         status=str(summary.get("status", "finished")),
         error=summary.get("error"),
         config=config,
-        choices=summary.get("choices") or {},
+        choices=dict(summary.get("choices") or {}),
         metrics={key: float(value) for key, value in (summary.get("metrics") or {}).items()},
         tags=summary.get("tags") or tags,
         directory=directory,

@@ -115,10 +115,12 @@ def drive(
             log.interrupted = True
             break
         while (request := arrivals.upcoming()) is not None and request.arrival_s <= (looked_s := clock.now()):
+            request = arrivals.take(request)
             try:
-                engine.submit(arrivals.take(request), on_finish=on_finish)
+                engine.submit(request, on_finish=on_finish)
             except RequestRefusedError as error:  # a full queue: what can never be served failed in planning
                 log.refused.append(str(error))
+                log.refused_s.append(request.arrival_s)
                 arrivals.refused()
         log.next_arrival_s = request.arrival_s if request else None
         until_s = math.inf if request is None else request.arrival_s

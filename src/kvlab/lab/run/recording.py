@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.files import sentences
@@ -21,7 +23,8 @@ from kvlab.lab.machine import peak_memory
 from kvlab.lab.results.artifacts import write_artifacts
 from kvlab.lab.results.catalogue import SERIES, SHARES
 from kvlab.lab.results.columns import step_table
-from kvlab.lab.results.log import RunLog
+from kvlab.lab.results.fleet import of_all
+from kvlab.lab.results.log import FleetLog, RunLog
 from kvlab.lab.results.provenance import config_digest, provenance, uncommitted
 from kvlab.lab.results.records import RunRecord, make_run
 from kvlab.lab.results.roofline import run_costs
@@ -37,6 +40,13 @@ from kvlab.lab.tracking.process import this_process
 from kvlab.plugins import loaded_plugins, plugin_code
 from kvlab.secrets import redact, redacted
 from kvlab.workloads.describe import WorkloadFacts, describe_workload
+
+#: Series of what is there at one time, and where a step has them.
+_LEVELS = {
+    **{name: name for name in ("running", "waiting")},
+    **{name: f"pool.{name}" for name in ("blocks_in_use", "blocks_cached", "shared_blocks")},
+    "tokens_in_use": "pool.tokens_stored",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +222,26 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
     points = [table[name].to_pylist() for name in ("index", "end_s")]
     columns = {
         name: table[name].cast(pa.float64()).to_pylist() for name in SERIES if not table[name].null_count
-    } | _shares(log)
+    } | (_shares(log) if log.fleet is None else _of_replicas(log, log.fleet))
     return {name: list(zip(*points, values, strict=True)) for name, values in columns.items()}
+
+
+def _of_replicas(log: RunLog, fleet: FleetLog) -> dict[str, list[float]]:
+    """What is there at one time, of all replicas together: a step is of one of them."""
+    steps, rows = log.steps, spread(len(log.steps))
+
+    def together(values: NDArray[Any]) -> NDArray[np.float64]:
+        return of_all(values, steps, fleet.deaths)[rows]
+
+    sums = {name: together(steps.column(field)) for name, field in _LEVELS.items()}
+    if not (steps.column("has_pool") > 0).all():
+        return {name: sums[name].tolist() for name in ("running", "waiting")}
+    total = together(steps.column("pool.blocks_total"))
+    slots = together(steps.column("pool.blocks_in_use") * steps.column("pool.block_size"))
+    usage, fragmentation = SHARES
+    sums[usage] = 100 * sums["blocks_in_use"] / np.maximum(total, 1)
+    sums[fragmentation] = 100 * np.where(slots > 0, 1 - sums["tokens_in_use"] / np.maximum(slots, 1), 0.0)
+    return {name: values.tolist() for name, values in sums.items()}
 
 
 def _shares(log: RunLog) -> dict[str, list[float]]:

@@ -249,7 +249,7 @@ def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tup
     remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
-    load = None if log.interrupted else open_load(plan.config.workload, log.records)
+    load = None if log.interrupted else open_load(plan.config.workload, log)
     if load is not None and (sentence := load.sentence()):
         remarks.append((WARNING, sentence))
     return remarks

@@ -11,7 +11,7 @@ from kvlab.workloads.traces import Place
 
 @IMPORTERS.register("aiperf")
 class AIPerfImporter(JsonLinesImporter):
-    """profile_export.jsonl; requests that were cancelled, and of the warm-up, are left out."""
+    """profile_export.jsonl; requests that failed, were cancelled, and of the warm-up, are left out."""
 
     what: ClassVar[str] = "records of AIPerf"
     marks = ('"request_start_ns"',)
@@ -21,7 +21,7 @@ class AIPerfImporter(JsonLinesImporter):
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         about, metrics = row["metadata"], row["metrics"]
-        if about.get("benchmark_phase") == "warmup" or about.get("was_cancelled"):
+        if about.get("benchmark_phase") == "warmup" or about.get("was_cancelled") or row.get("error"):
             return
         yield TracedRequest(
             metrics["input_sequence_length"]["value"],

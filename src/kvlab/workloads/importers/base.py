@@ -55,8 +55,9 @@ class Importer(ABC):
         self.options = options
         self.place: Place | None = None  # of the request that was read last, where requests have lines
         self.dropped = 0  # requests without a number of prompt tokens that were left out
+        self.refused = 0  # requests that the source counts and does not have, since its server refused them
         self.counted = 0  # prompt tokens by the file's own count, where lengths are those of its texts
-        self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once the first request was read
+        self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once all was read
 
     @classmethod
     def recognises(cls, head: str) -> bool:

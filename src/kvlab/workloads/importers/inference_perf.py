@@ -32,7 +32,7 @@ def _request(row: dict[str, Any]) -> TracedRequest:
     return TracedRequest(
         asked["input_tokens"],
         start,
-        usage.get("completion_tokens", answer["output_tokens"]),
+        usage["completion_tokens"] if "completion_tokens" in usage else answer["output_tokens"],
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         ttft_ms=1000 * (times[0] - start) if times else None,
         e2el_ms=1000 * (row["end_time"] - start),

@@ -8,7 +8,7 @@ from kvlab.errors import shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import JsonLinesImporter
 from kvlab.workloads.importers.table import arrival_of, seconds_of
-from kvlab.workloads.prompt_blocks import prompts_of
+from kvlab.workloads.prompt_blocks import most_tokens, prompts_of
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place
 
@@ -29,12 +29,11 @@ class OpenAIImporter(JsonLinesImporter):
 
     def of_line(self, place: Place, row: dict[str, Any]) -> Iterator[TracedRequest]:
         body = row.get("body", row)
-        if not isinstance(body, dict) or body.get("messages", body.get("prompt")) is None:
+        if not isinstance(body, dict) or all(body.get(name) is None for name in ("messages", "prompt")):
             raise place.error("has neither messages nor a prompt; expected a request of OpenAI's API")
         # What the server counted is in a field of its own, or in the response, as LiteLLM logs it.
         response = row.get("response")
         usage = row.get("usage") or (response.get("usage") if isinstance(response, dict) else None) or {}
-        most = body.get("max_completion_tokens", body.get("max_tokens"))
         session = row.get("session_id") or body.get("user")
         prompts, samples = prompts_of(body) or [""], 1 if body.get("n") is None else body["n"]
         if type(samples) is not int or not 1 <= samples <= limits.MAX_SAMPLES:
@@ -56,7 +55,7 @@ class OpenAIImporter(JsonLinesImporter):
                     share,
                     hashes,
                     session=None if session is None else str(session),
-                    max_tokens=most,
+                    max_tokens=most_tokens(body),
                     temperature=body.get("temperature"),
                     cached_tokens=None if number else cached,
                 )

@@ -94,6 +94,12 @@ def seconds_of(place: Place, value: Any, column: str, unit: str | None) -> float
     return number * UNITS[unit or "s"]
 
 
+def _ends(column: str) -> Iterator[int]:
+    """Where the name of a column ends, and those of the fields that it is within."""
+    yield from (place for place, character in enumerate(column) if character == ".")
+    yield len(column)
+
+
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     """A row whose fields that are objects are columns, as usage.prompt_tokens."""
     for _ in range(_NESTED):
@@ -132,10 +138,13 @@ class TableImporter(Importer):
         there: set[str] = set()
         for place, row in self._rows():
             self.place = place
-            if not there or not row.keys() <= there:
-                self._names += [name for name in row if name not in self._names]
-                there = set(self._names)
-                self._find(place, columns)
+            if not there or not row.keys() <= there:  # of rows with names of their own each, new ones alone
+                fresh = [] if there else list(self._names)
+                there.update(fresh)
+                added = [name for name in row if name not in there]
+                self._names += added
+                there.update(added)
+                self._find(place, columns, fresh + added)
             if row.get(columns["prompt_tokens"]) is not None:
                 yield self._request(place, row, columns)
             elif "prompts" in self.options.drop:
@@ -144,6 +153,8 @@ class TableImporter(Importer):
                 text = "is empty; expected a number of tokens; drop=prompts leaves out the requests without"
                 raise place.error(text, columns["prompt_tokens"])
         self._check_said(columns)
+        used = {column[:end] for column in columns.values() for end in _ends(column)}
+        self.unread = tuple(name for name in self._names if name and name not in used)
 
     def _rows(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         path = self.options.path
@@ -179,12 +190,14 @@ class TableImporter(Importer):
             else:
                 yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell not in _NOTHING}
 
-    def _find(self, place: Place, columns: dict[str, str]) -> None:
-        """Add to the columns by our names those that are there by now. Raises ConfigError or WorkloadError."""
+    def _find(self, place: Place, columns: dict[str, str], fresh: list[str]) -> None:
+        """Add to the columns by our names those that are among the `fresh` ones. Raises ConfigError or
+        WorkloadError.
+        """
         names = self._names
         for name in (name for name in NAMES if name not in columns):
             said = self.options.columns.get(name)
-            for own in _those_of(name, names)[:1] if said is None else [said] * (said in names):
+            for own in _those_of(name, fresh)[:1] if said is None else [said] * (said in fresh):
                 if names.count(own) > 1:
                     raise place.error("is there twice; rename one of them", own)
                 columns[name] = own
@@ -195,8 +208,6 @@ class TableImporter(Importer):
             raise place.error(
                 f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
             )
-        used = [f"{column}." for column in columns.values()]
-        self.unread = tuple(name for name in names if name and not any(own.startswith(f"{name}.") for own in used))
 
     def _check_said(self, columns: Mapping[str, str]) -> None:
         """Raises ConfigError for a column that was said and is not there."""

@@ -15,18 +15,20 @@ from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer
 from kvlab.workloads.lines import read_lines
 from kvlab.workloads.trace_format import TracedRequest
+from kvlab.workloads.traces import Place
 
 _HALF_A_YEAR_S = 183 * 86400  # of a leap year, as all years here are
 _TIME = re.compile(r"(?:INFO|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d)")
 _ABOUT = re.compile(
     r"(Received request|Request|Generated response) ([^\s:]+?)(?: \(streaming (?:delta|complete)\))?(?: details)?: "
 )
-_TOKENS = re.compile(r"(?<!output_)\b(?:prompt_)?token_ids: \[([\d, ]*)\]")
-_OUTPUT = re.compile(r"output_token_ids: \[([\d, ]*)\]")
+_IDS = r"\[((?:\d+(?:, *\d+)*)?)\]"
+_TOKENS = re.compile(rf"(?<!output_)\b(?:prompt_)?token_ids: {_IDS}")
+_OUTPUT = re.compile(rf"output_token_ids: {_IDS}")
 _SAMPLES = re.compile(r"\bSamplingParams\(n=(\d+)")
 _OTHER = ("params: None", "params: Pooling")  # how calls of /tokenize and of pooling models go on
 _MOST = re.compile(r"\bmax_tokens=(\d+)")
-_TEMPERATURE = re.compile(r"\btemperature=([\d.]+)")
+_TEMPERATURE = re.compile(r"\btemperature=(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 _FINISH = re.compile(r"finish_reason: (\w+)$")
 
 
@@ -76,12 +78,15 @@ class VllmLogImporter(Importer):
         """What is said of each request, by its id."""
         requests: dict[str, _Found] = {}
         latest_s = years_s = 0.0
-        for _, line in read_lines(self.options.path):
+        for number, line in read_lines(self.options.path):
             text = line.decode(errors="replace").rstrip()
             about, at = _ABOUT.search(text), _TIME.search(text)
             if about is None or at is None:
                 continue
-            when = datetime.strptime(f"2000-{at[1]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+            try:
+                when = datetime.strptime(f"2000-{at[1]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+            except ValueError as error:
+                raise Place(self.options.path, number).error(f"{at[1]} is no date and time") from error
             if when + years_s < latest_s - _HALF_A_YEAR_S:
                 years_s += 2 * _HALF_A_YEAR_S
             latest_s = when + years_s

@@ -1,0 +1,109 @@
+"""What importers make of requests that failed, of nulls, and of lines that are wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlab.cli.import_ import ColumnSettings, ImportSettings
+from kvlab.errors import ConfigError, WorkloadError
+from kvlab.lab.traffic import import_traffic
+from kvlab.workloads.trace_format import Header, TracedRequest, read_trace, write_trace
+
+
+def imported(tmp_path: Path, text: str) -> list[TracedRequest]:
+    source, trace = tmp_path / "source", tmp_path / "trace.jsonl"
+    source.write_text(text)
+    import_traffic(str(source), ImportSettings(to=str(trace)))
+    return [request for _, request in read_trace(str(trace))]
+
+
+def aiperf(metrics: dict[str, float], error: dict[str, Any] | None = None) -> str:
+    values = {name: {"value": value, "unit": "tokens"} for name, value in metrics.items()}
+    metadata = {"request_start_ns": 10**18, "was_cancelled": False}
+    return json.dumps({"metadata": metadata, "metrics": values, "error": error}) + "\n"
+
+
+def test_a_request_of_aiperf_that_failed_is_left_out(tmp_path: Path) -> None:
+    """Its record has neither lengths nor times."""
+    good = aiperf({"input_sequence_length": 7, "output_sequence_length": 3})
+    text = good + aiperf({"error_isl": 7}, {"code": 500, "message": "out of memory"}) + good
+    assert [request.prompt_tokens for request in imported(tmp_path, text)] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"max_tokens": 9, "max_completion_tokens": None}, 9),
+        ({"max_tokens": 9, "max_completion_tokens": 5}, 5),
+        ({"max_tokens": -1}, None),
+    ],
+)
+@pytest.mark.parametrize("prompt", [{"prompt": "Hello."}, {"prompt": "Hello.", "messages": None}])
+def test_null_is_a_field_that_was_left_out(
+    tmp_path: Path, limits: dict[str, int | None], most: int | None, prompt: dict[str, Any]
+) -> None:
+    (request,) = imported(tmp_path, json.dumps({"model": "m", **prompt, **limits}) + "\n")
+    assert request.max_tokens == most
+
+
+def test_inference_perf_need_not_count_what_the_server_did(tmp_path: Path) -> None:
+    info = {"input_tokens": 5, "response_metrics": {"server_usage": {"completion_tokens": 7}}}
+    text = json.dumps([{"start_time": 1.0, "end_time": 2.0, "info": info, "error": None}])
+    assert [request.output_tokens for request in imported(tmp_path, text)] == [7]
+
+
+LOG = "INFO {} vLLM Received request cmpl-1: params: SamplingParams(n=1, temperature={}), token_ids: [1, 2]"
+
+
+@pytest.mark.parametrize(("written", "value"), [("0.7", 0.7), ("1e-05", 1e-05), ("0.7.1", 0.7)])
+def test_a_temperature_of_a_log_is_a_number(tmp_path: Path, written: str, value: float) -> None:
+    (request,) = imported(tmp_path, LOG.format("11-16 18:15:46", written))
+    assert request.temperature == value
+
+
+def test_a_line_of_a_log_with_a_time_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="source, line 1: 13-99 18:15:46 is no date and time"):
+        imported(tmp_path, LOG.format("13-99 18:15:46", "0.7"))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"drop": ["outputs", "times"]}, "drop=outputs,times: is of files of others"),
+        ({"unit": "ms"}, "unit=ms: is of files of others"),
+        ({"columns": ColumnSettings(arrival="t")}, "columns.arrival=t: is of files of others"),
+    ],
+)
+def test_what_is_said_of_files_of_others_is_refused_of_a_trace(
+    tmp_path: Path, said: dict[str, Any], message: str
+) -> None:
+    write_trace(trace := tmp_path / "a.jsonl", Header(), [TracedRequest(7, 0.0, 3)])
+    with pytest.raises(ConfigError, match=message):
+        import_traffic(str(trace), ImportSettings(to=str(tmp_path / "b.parquet"), **said))
+
+
+def test_a_trace_is_sorted_if_asked_for(tmp_path: Path) -> None:
+    write_trace(trace := tmp_path / "a.jsonl", Header(), [TracedRequest(7, 2.0, 3), TracedRequest(8, 1.0, 3)])
+    other = tmp_path / "b.parquet"
+    with pytest.raises(WorkloadError, match="sort=true sorts them"):
+        import_traffic(str(trace), ImportSettings(to=str(other)))
+    import_traffic(str(trace), ImportSettings(to=str(other), sort=True))
+    assert [request.prompt_tokens for _, request in read_trace(str(other))] == [8, 7]
+
+
+def test_fields_of_names_of_their_own_take_no_longer_the_more_there_are(tmp_path: Path) -> None:
+    """As of calls by their ids: 2,000 such rows took half a minute."""
+    rows = [{"prompt_tokens": 7, "output_tokens": 3, "calls": {f"call_{number}": 1}} for number in range(2000)]
+    source = tmp_path / "source"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    began = time.process_time()
+    done = import_traffic(str(source), ImportSettings(to=str(tmp_path / "trace.jsonl")))
+    assert time.process_time() - began < 5
+    (unread,) = (text for text in done.unknown if text.startswith("not read: "))
+    assert unread.startswith("not read: calls.call_0, calls.call_1, ")
+    assert "calls.call_19 and 1,980 more; columns.arrival=NAME" in unread
