@@ -5,12 +5,14 @@ goes on for ever.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
 
 from kvlab.config import PreemptionConfig, SchedulerConfig, SpeculationConfig
 from kvlab.core import Request, SamplingParams
+from kvlab.engine import service
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.scheduler import POLICIES, Scheduler, build_scheduler
 from kvlab.engine.scheduler.orders import ORDERS, Order, Stage
@@ -102,6 +104,24 @@ def test_it_ends_a_run_on_this_machines_clock_too(order: None, monkeypatch: pyte
     monkeypatch.setattr(drive_module, "_MOST_IDLE_S", 0.05)
     with pytest.raises(EngineStoppedError, match="steps do nothing any more, and 4 requests have not ended"):
         serve(order="mine", clock=WallClock())
+
+
+@pytest.mark.parametrize("order", [{"choose": lambda self, waiting, state: None}], indirect=True)
+def test_a_server_logs_that_its_steps_do_nothing(
+    order: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "_MOST_IDLE_S", 0.02)
+    core = table_engine(table_pool(40), TableExecutor(), order="mine")
+    core.clock = WallClock()
+    engine = service.Engine(core)
+    engine.call(Request("r0", (1, 2, 3), SamplingParams(max_tokens=2)), lambda output: None).start()
+    for _ in range(500):
+        if caplog.records:
+            break
+        time.sleep(0.01)
+    engine.close()
+    assert "steps have done nothing for 0.02 s, and 1 requests wait and 0 run; an order" in caplog.text
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("wakeup", [0.0, math.nan, math.inf])

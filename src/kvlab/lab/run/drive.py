@@ -11,13 +11,12 @@ from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import Repeating, ServingEngine
+from kvlab.engine.protocol import WHY_IDLE, Repeating, ServingEngine
 from kvlab.errors import EngineStoppedError, RequestRefusedError, shown
 from kvlab.lab.results.log import RunLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
 _MOST_IDLE, _MOST_IDLE_S = 1000, 20.0  # steps; seconds of this machine
-_WHY_IDLE = "an order or an engine of a plugin that never lets them go on does this"
 
 
 class _Arrivals:
@@ -148,7 +147,7 @@ def drive(
             if idle > _MOST_IDLE and lasts:
                 text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
                 first = shown(next(iter(arrivals.open), "none"))
-                raise EngineStoppedError(f"{text}, the first {first}; {_WHY_IDLE}")
+                raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
         on_step(log, record)
     if arrivals.open and not log.interrupted:
         text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"
