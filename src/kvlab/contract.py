@@ -20,10 +20,20 @@ def misfit(implementation: object, contract: type | Callable[..., Any]) -> str |
         return f"{name} has to be a subclass of {contract.__module__}.{contract.__qualname__}"
     if missing := sorted(getattr(implementation, "__abstractmethods__", ())):
         return f"{name} lacks {', '.join(missing)} of {contract.__qualname__}"
-    made_with = vars(contract).get("__init__", vars(_Bare)["__init__"])
-    for method, asked in {"__init__": made_with, **vars(contract)}.items():
+    made_with = {"__init__": vars(contract).get("__init__", vars(_Bare)["__init__"])}
+    asked_as_class = (each for each in vars(contract).values() if isinstance(each, classmethod | staticmethod))
+    if any(getattr(each, "__isabstractmethod__", False) for each in asked_as_class):
+        made_with = {}  # it is asked as a class, and makes its objects itself
+    for method, asked in {**vars(contract), **made_with}.items():
         own = inspect.getattr_static(implementation, method)
         is_called = method == "__init__" or not method.startswith("_")
+        if isinstance(asked, classmethod | staticmethod) and is_called:  # called on the class itself
+            own, asked = getattr(implementation, method), getattr(contract, method)
+            if not callable(own):
+                return f"{name}.{method} has to be a method of {_written(asked)}"
+            if text := _unlike(own, asked, f"{name}.{method}"):
+                return text
+            continue
         if not is_called or not inspect.isfunction(asked) or own is asked:
             continue
         if not inspect.isfunction(own):

@@ -58,6 +58,13 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
 
 
+def told(error: Exception) -> str | None:
+    """The sentence for an error that a plugin raised, in place of a traceback; None: no plugin did."""
+    if not raised_in(error):
+        return None
+    return f"{reason_of(error)}; HYDRA_FULL_ERROR=1 in the environment shows Python's traceback"
+
+
 def plugin_code(modules: Iterable[str]) -> dict[str, str]:
     """The first 8 digits of a SHA-256 of each module's source, of a package of all its sources: as long as they are
     the same, so is what it does. What is not imported, or has no source, is left out.

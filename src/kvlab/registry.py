@@ -44,6 +44,7 @@ _CONTRACTS = {
     "attention.backend": "kvlab.attention.base:AttentionBackend",
     "engine.kind": "kvlab.peers.engines:EngineKind",
     "executor.kind": "kvlab.engine.executors:ExecutorKind",
+    "executor.timing": "kvlab.simulation.timings:Timing",
     "fleet.router": "kvlab.fleet.routers:Router",
     "format": "kvlab.workloads.importers:Importer",
     "workload.source": "kvlab.workloads.sources.synthetic:synthesize",

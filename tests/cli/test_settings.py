@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvlab.cli.settings import command, help_page, read_settings, setting, unknown_setting
+from kvlab.cli.settings import (
+    command,
+    help_page,
+    read_settings,
+    setting,
+    unknown_setting,
+    warn_of_repeats,
+)
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError
 
@@ -46,6 +53,7 @@ class Settings:
         ("words=x < -5%, y > 3", "words", ["x < -5%, y > 3"]),
         ("words=[http://[::1]:1,http://a:2]", "words", ["http://[::1]:1", "http://a:2"]),
         ("sizes=[1,2]", "sizes", [1, 2]),
+        ("sizes=null", "sizes", []),
     ],
 )
 def test_a_value_is_read_as_hydra_would(argument: str, key: str, value: object) -> None:
@@ -80,6 +88,27 @@ def test_a_mistake_names_key_and_value(argument: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_settings(Settings, [argument])
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "kv.num_blocks=64 seed=1 kv.num_blocks=128",
+            "kv.num_blocks is given 2 times, and kv.num_blocks=128 counts",
+        ),
+        ("kv.num_blocks=1,2 +kv.num_blocks=3", "kv.num_blocks is given 2 times, and +kv.num_blocks=3 counts"),
+        ("model=a model=b model=c", "model is given 3 times, and model=c counts"),
+        ("tags.token=secret tags.token=secret2", "tags.token is given 2 times, and tags.token=*** counts"),
+        ("--count=1 count=2", "count is given 2 times, and count=2 counts"),
+        ("hardware=l40s ~hardware", "hardware is given 2 times, and ~hardware counts"),
+        ("seed=1 seed=1", ""),
+        ("run=1 run=2 a/b=1 a/b=2", ""),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_said(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_repeats(words.split(), ("count",))
+    assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
 
 
 def test_an_unknown_key_names_the_closest() -> None:

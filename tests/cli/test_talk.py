@@ -123,7 +123,10 @@ class TestGenerate:
             (["hello", "max_tokens=0"], "max_tokens=0: must be a number, at least 1"),
             (["hello", "temperature=-1"], "temperature=-1.0: must be a number from 0 (greedy) to 100"),
             (["hello", "model.max_seq_len=16"], "the prompt has 24 tokens, and the model takes 16 with its answer"),
-            (["hello", "executor=simulated", "hardware=h200_sxm"], "executor.kind=simulated: computes nothing"),
+            (
+                ["hello", "executor.kind=simulated", "hardware=h200_sxm"],
+                "executor.kind=simulated: computes nothing",
+            ),
             (["hello", "model.pathh=x"], "model.pathh=x: "),
         ],
     )

@@ -253,7 +253,7 @@ def test_a_pass_that_fails_is_run_again_without_proposals() -> None:
 def test_proposers_of_sequences_that_ended_are_forgotten() -> None:
     engine = make_engine(speculation=NGRAM)
     serve(engine, request("a", 9, 12))
-    assert not engine.scheduler._speculation._proposers
+    assert not engine.scheduler.speculation._proposers
 
 
 def test_the_planner_counts_the_rows_of_proposals() -> None:

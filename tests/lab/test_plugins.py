@@ -94,6 +94,13 @@ def constant(config, *, vocab_size, seed):
     return [Request(f"c{i}", tuple(range(i, i + 40)), sampling, 0.0) for i in range(6)]
 """
 
+ORDER = """from kvlab.engine.scheduler.orders import ORDERS, Order
+
+@ORDERS.register("divides")
+class Divides(Order):
+    def rank(self, sequence):
+        return 1 / 0
+"""
 DIVIDES = "def rank(sequence):\n    return 1 / 0\n"
 
 MORE = """
@@ -192,6 +199,16 @@ class TestRun:
         assert "log.jsonl: logs of a gateway, 1 requests, 20 prompt tokens, 5 output tokens" in imported.output
         routed = command(outside, "route", "plugins=more", "fleet.router=first", "upstreams=[http://127.0.0.1:9]")
         assert "none is up" in routed.output  # the router is known
+
+    def test_an_error_of_a_plugin_ends_a_run_with_its_line(self, outside: Path) -> None:
+        (outside / "divides.py").write_text(ORDER)
+        words = ("run", "plugins=[divides]", "scheduler.order=divides", *TINY)
+        ended = command(outside, *words)
+        assert ended.code == 2
+        said = "error: ZeroDivisionError: division by zero (divides.py, line 6); HYDRA_FULL_ERROR=1 in the environ"
+        assert said in ended.output
+        assert "Traceback" not in ended.output
+        assert "Error executing job" not in ended.output
 
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
         info = outside / "theirs-1.2.dist-info"

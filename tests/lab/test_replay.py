@@ -23,10 +23,11 @@ from kvlab.hashed_prompt import HashedPrompt, TokenIds
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.lab.prefix_replay import replay as replays
-from kvlab.lab.prefix_replay.curves import replay_curves
+from kvlab.lab.prefix_replay.curves import replay_curves, show_curves
 from kvlab.lab.prefix_replay.replay import BELADY, replay
 from kvlab.lab.prefix_replay.reuse import reuse, reuse_distances
 from kvlab.lab.prefix_replay.traffic import Traffic, read_traffic
+from kvlab.lab.terminal import Terminal
 
 SIZE = 4  # tokens of a block
 POLICIES = EVICTION_POLICIES.names()
@@ -203,6 +204,13 @@ class TestCurves:
         )
         assert list(curves.hit_rates) == ["lru", BELADY]
         assert curves.hit_rates["lru"][-1] == curves.hit_rates[BELADY][-1] == curves.ceiling
+
+    def test_a_narrow_terminal_cuts_no_figure(self, capsys: pytest.CaptureFixture[str]) -> None:
+        curves = replay_curves(traffic_of(1), "mine", [*POLICIES])
+        show_curves(curves, Terminal(width=40))
+        printed = capsys.readouterr().out
+        assert all(name in printed for name in (*POLICIES, "best / belady"))
+        assert "\u2026" not in printed
 
     def test_a_pool_that_is_too_small_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"kv.num_blocks=3: .* takes 7 blocks of 4 tokens; kv.num_blocks=7"):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli import capacity
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.planning.devices import plan_on_devices
+from tests.support.commands import call
 from tests.support.plans import composed
 
 
@@ -34,6 +36,9 @@ def test_a_mixture_that_transformers_computes_is_planned_and_not_timed(tmp_path:
     assert plan_on_devices(config, config.hardware).left(2**30) > 0
     with pytest.raises(ConfigError, match=r"a mixture of experts \(olmoe\), .* not timed, those of glm4_moe"):
         plan_engine(config)
+    planned = call(capacity.main, *own, "hardware=h100_sxm")
+    assert planned.code == 0
+    assert "kvlab advise" not in planned.output  # which would be refused as well
     divided = composed("executor=simulated", "hardware=h100_sxm", "executor.expert_parallel=2", *own)
     with pytest.raises(ConfigError, match="those of olmoe are divided by"):
         plan_engine(divided)

@@ -115,6 +115,16 @@ class TestAudit:
         node.block = 7
         assert self.broken(pool) == [("content", f"block {block}")]
 
+    def test_content_behind_what_was_evicted_before_it(self) -> None:
+        pool = sharing()
+        slot = pool.allocate_slot(token_ids=range(8))
+        store(pool, [slot], [8])
+        first, second = pool.tables.blocks(slot)
+        pool.free_slot(slot)
+        assert pool.audit() == []
+        pool.allocator.clear_content(first)
+        assert self.broken(pool) == [("content", f"block {second}")]
+
     @staticmethod
     def with_cached_block() -> tuple[BlockPool, int]:
         pool = sharing()

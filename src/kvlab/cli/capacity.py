@@ -115,6 +115,7 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
         figures = {name: {"replicas": replicas[name]} | own.as_dict() for name, own in planned.items()}
         print(json.dumps(figures.get("", figures), indent=2))
         return 0
+    from kvlab.engine.executors.simulated import is_untimed
     from kvlab.lab.advice_line import advice_line, drawn_requests
     from kvlab.lab.capacity_text import show_plan
     from kvlab.lab.terminal import Terminal
@@ -123,6 +124,7 @@ def main(settings: CapacitySettings, overrides: list[str]) -> int:
         if name or config.fleet.replicas > 1:
             print(f"each replica of {name}, " if name else f"each of {config.fleet.replicas} replicas, ", end="")
         show_plan(own, Terminal())
-    if line := advice_line(words, drawn_requests(config.workload)):
+    line = advice_line(words, drawn_requests(config.workload))
+    if line and not any(is_untimed(own.model) for own in planned.values()):
         print(line)
     return 0

@@ -1,12 +1,14 @@
 """Which settings there are, and what others call them."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
+
+from kvlab.secrets import redacted_setting
 
 #: The settings of the command that runs, beside those of a run: what a key that is neither may have meant.
 OWN_KEYS: ContextVar[tuple[str, ...]] = ContextVar("OWN_KEYS", default=())
@@ -49,6 +51,24 @@ def kind_of(key: str) -> Any:
     from kvlab.config import RunConfig
 
     return dict(schema_keys(RunConfig)).get(key)
+
+
+def given_twice(words: Iterable[str], own: Iterable[str] = ()) -> list[str]:
+    """A sentence for each setting of a run, or of its command's `own`, that a command line gives several values, of
+    which the last one counts.
+    """
+    settings, sections, is_open = known_keys()
+    known, given = {*settings, *sections, *own}, dict[str, list[str]]()
+    for word in words:
+        key, equals, _ = word.partition("=")
+        key = key.lstrip("+~-")
+        if (equals or word.startswith("~")) and (key in known or key.startswith((*is_open, "hydra"))):
+            given.setdefault(key, []).append(word)
+    return [
+        f"{key} is given {len(each)} times, and {redacted_setting(each[-1])} counts"
+        for key, each in given.items()
+        if len(set(each)) > 1
+    ]
 
 
 def meant(option: str) -> str | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -14,8 +12,7 @@ from omegaconf.resolvers import oc
 
 from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
 from kvlab.config.server_defaults import defaults_of
-from kvlab.models.files import read_object
-from kvlab.models.published import located
+from kvlab.models.families import number_of
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import take_from_environment
@@ -87,11 +84,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
 
 def _published(model: DictConfig, key: str) -> int | None:
     """A number of a model's config.json; None where it has none, or cannot be read before the run."""
-    known = model.architecture.get(key)
-    if known is None and model.path is not None:
-        with suppress(OSError, ValueError):
-            known = read_object(Path(located(model.path)) / "config.json").get(key)
-    return known if isinstance(known, int) else None
+    return number_of(model.path, model.architecture, key)
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -20,14 +20,16 @@ from kvlab.cli.launchers import check_installed
 from kvlab.cli.mistakes import mistake
 from kvlab.cli.output import lasting_output
 from kvlab.cli.overrides import written_out
-from kvlab.cli.settings import fail
+from kvlab.cli.settings import fail, warn_of_repeats
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
+from kvlab.plugins import told
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redacted_output
 
+_shows_traceback = "HYDRA_FULL_ERROR" in os.environ  # whether a user asks for it, where a sentence would do
 _said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
 
 
@@ -96,6 +98,8 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
                 with suppress(OSError):
                     directory.rmdir()  # Hydra's own and empty: a report on all runs would stumble over it
             fail(str(error))
+        if not _shows_traceback and (text := told(error)):
+            fail(text)
         raise
     if point is not None:
         if not point.in_sweep_process:
@@ -145,10 +149,10 @@ def main() -> None:
     try:
         check_installed(sys.argv[1:])
         if not {"-sc", "--shell-completion"} & set(sys.argv):
+            warn_of_repeats(sys.argv[1:], ("sweep", "experiment"))
             sys.argv[1:] = written_out(sys.argv[1:])
     except KvlabError as error:
         fail(str(error))
-    asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a part of the traceback and exits
     try:
         job()
@@ -156,9 +160,9 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         mistaken = mistake(error, [text for text in sys.argv[1:] if not text.startswith("-")])
-        if mistaken is None or asked:
+        if mistaken is None or _shows_traceback:
             raise
         fail(str(mistaken))
     finally:
-        if not asked:
+        if not _shows_traceback:
             del os.environ["HYDRA_FULL_ERROR"]

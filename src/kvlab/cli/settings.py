@@ -6,19 +6,20 @@ They are written as those of a run, key=value in Hydra's grammar, and may stand 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
-from kvlab.cli.known import OWN_KEYS, meant, schema_keys
+from kvlab.cli.known import OWN_KEYS, given_twice, meant, schema_keys
 from kvlab.cli.mistakes import explained
 from kvlab.cli.output import lasting_output
 from kvlab.errors import ConfigError, KvlabError, nearest, printable
 from kvlab.lab.settings import setting as setting
-from kvlab.plugins import load_plugins
+from kvlab.plugins import load_plugins, told
 from kvlab.secrets import redact, redacted_output
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def command(
                 sys.exit(0 if arguments else 2)
             own = OWN_KEYS.set(tuple(_types(schema)))
             try:
+                lists = tuple(f"{key}=" for key, kind in _types(schema).items() if get_origin(kind) is list)
+                warn_of_repeats((text for text in arguments if not text.startswith(lists)), _types(schema))
                 if plugins:
                     load_plugins(chain.from_iterable(map(_plugins, arguments)))
                 settings, others = read_settings(schema, written_out(arguments))
@@ -155,6 +158,10 @@ def command(
                 fail(f"{where}{error.strerror or error}")
             except KeyboardInterrupt:
                 sys.exit(130)
+            except Exception as error:
+                if (text := told(error)) is None or "HYDRA_FULL_ERROR" in os.environ:
+                    raise
+                fail(text)
             finally:
                 OWN_KEYS.reset(own)
             if code:
@@ -163,6 +170,12 @@ def command(
         return main
 
     return made
+
+
+def warn_of_repeats(words: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Say on stderr which settings a command line gives several values, of which the last one counts."""
+    for text in given_twice(words, own):
+        print(f"warning: {printable(redact(text))}", file=sys.stderr)
 
 
 def fail(message: str) -> NoReturn:
@@ -186,11 +199,13 @@ def _parse(text: str, kind: Any) -> Any:
     """The value of a text in Hydra's grammar: quotes are taken off, a list may be written a,b or [a,b].
 
     What is no such value, as a condition `a < 5%`, is taken as it is; of a list in brackets, as [http://[::1]:8000],
-    each part.
+    each part. A list that is null is empty.
     """
     from hydra.errors import HydraException
 
     is_list = get_origin(kind) is list
+    if is_list and text == "null":
+        return []
     if kind is float:
         return text.rstrip("% ")
     if kind is str and not text.startswith(("'", '"')):

@@ -142,7 +142,18 @@ def main(settings: WatchSettings) -> int:
     if settings.json:
         figures: dict[str, Any] = {
             name: getattr(pool, name)
-            for name in ("batches", "stored", "removed", "cleared", "unknown", "gaps", "missed", "peak", "again_s")
+            for name in (
+                "batches",
+                "stored",
+                "removed",
+                "cleared",
+                "restarts",
+                "unknown",
+                "gaps",
+                "missed",
+                "peak",
+                "again_s",
+            )
         }
         figures |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
         print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))

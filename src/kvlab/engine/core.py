@@ -74,7 +74,7 @@ class EngineCore:
         self._keeping: dict[str, list[int]] = {}  # slots that outlive their requests
         self._batch = StepBatch()
         self._eos = frozenset(eos_token_ids)
-        self._vocab_size = vocab_size
+        self._vocab_size = scheduler.speculation.vocab_size = vocab_size
         self._has_text = detokenize is not None
         self._steps = self._batches_run = self._preemptions = 0
         self._seeds = random.Random()

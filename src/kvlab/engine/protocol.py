@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OutputCallback = Callable[[StepOutput], None]
 #: Given each sample of a request when it has ended.
 FinishCallback = Callable[[RequestRecord], None]
+#: What may be behind steps that do nothing while requests have not ended.
+WHY_IDLE = "an order or an engine of a plugin that never lets them go on does this"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections import deque
@@ -19,12 +20,14 @@ from kvlab.engine.build import build_engine, plan_engine
 from kvlab.engine.clock import Clock
 from kvlab.engine.core import EngineCore
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import EngineStats, FinishCallback, OutputCallback
+from kvlab.engine.protocol import WHY_IDLE, EngineStats, FinishCallback, OutputCallback
 from kvlab.engine.text import Detokenizer
 from kvlab.errors import EngineStoppedError, KvlabError
 from kvlab.kv.audit import Finding
 
 _MAX_WAIT_S = 0.005  # while nothing can run, so that an arrival is seen soon
+_MOST_IDLE_S = 20.0
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Emitted = StepOutput | EngineStoppedError
@@ -252,6 +255,7 @@ class Engine:
 
     @gc_frozen()
     def _work(self) -> None:
+        busy_s: float | None = self.core.clock.now()  # when a step did something; None: that none did is said
         while True:
             try:
                 record = self.step()
@@ -263,8 +267,14 @@ class Engine:
                     self._worker = None
                     self.core.clock.rest()
                     break
-            if record is None:
-                self._wait()
+            if record is not None:
+                busy_s = self.core.clock.now()
+                continue
+            self._wait()
+            if busy_s is not None and self.core.clock.now() - busy_s > _MOST_IDLE_S:
+                busy_s, stats = None, self.stats()
+                text = "steps have done nothing for %g s, and %d requests wait and %d run; %s"
+                _log.warning(text, _MOST_IDLE_S, stats.waiting, stats.running, WHY_IDLE)
         self._run_inbox_if_free()
 
     def _check(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvlab import core
+from kvlab.errors import ConfigError, shown
 from kvlab.registry import Registry
 
 if TYPE_CHECKING:
@@ -89,11 +90,13 @@ class Speculation:
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
         self._kind = None if config.method is None else PROPOSERS.get(config.method)
+        self._is_own = self._kind is None or self._kind.__module__.startswith("kvlab.")
+        self.vocab_size: int | None = None  # of the model; None: not known
         self._proposers: dict[core.Sequence, Proposer] = {}
 
     def propose(self, sequences: Sequence[core.Sequence], budget: int) -> dict[int, list[int]]:
         """Tokens for each slot, at most `budget` in all. None that its output has no room for: the last token of an
-        output is not computed. And none from a stop token on.
+        output is not computed. And none from a stop token on. Raises ConfigError for what a plugin may not propose.
         """
         proposals: dict[int, list[int]] = {}
         if self._kind is None:
@@ -106,11 +109,27 @@ class Speculation:
             proposer = self._proposers.get(sequence)
             if proposer is None:
                 proposer = self._proposers[sequence] = self._kind(self._config)
-            proposed = _until_stop(proposer.propose(sequence.token_ids, count)[:count], sequence.stop_token_ids)
+            known = len(sequence.token_ids)
+            answer = proposer.propose(sequence.token_ids, count)
+            if not self._is_own and (wrong := self._wrong(answer, known != len(sequence.token_ids))):
+                text = f"{type(proposer).__name__}.propose {wrong}"
+                raise ConfigError("scheduler.speculation.method", self._config.method, text)
+            proposed = _until_stop(list(answer[:count]), sequence.stop_token_ids)
             if proposed:
                 proposals[sequence.slot] = proposed
                 budget -= len(proposed)
         return proposals
+
+    def _wrong(self, answer: object, has_changed: bool) -> str | None:
+        """Why a plugin's answer cannot be used, which kernels would take for rows of the embedding."""
+        if has_changed:
+            return "changed the tokens of the sequence, which it may only read"
+        if not isinstance(answer, list | tuple) or not all(type(token) is int for token in answer):
+            return f"returned {shown(answer, repr)}; must be a list of token ids"
+        size = self.vocab_size
+        if beyond := [token for token in answer if token < 0 or (size is not None and token >= size)]:
+            return f"returned the token {shown(beyond[0])}, which the vocabulary of {size} does not have"
+        return None
 
     def forget(self, sequence: core.Sequence) -> None:
         """The sequence has ended."""

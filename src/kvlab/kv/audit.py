@@ -15,14 +15,14 @@ from kvlab.kv.tiers.offload import Offload
 class Finding:
     """A broken rule: which one, on which block or slot, who holds it, and what was found.
 
-    Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
-    the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
-    blocks), `content` (a block and the index's node of its content do not name each other, a free block is in
-    the wrong part of the queue, or somebody goes on from a block that is not full), `groups` (groups of layers
-    disagree on a slot's length, or the next token would see a block that was given back), `retention` (pins and
-    quotas disagree with the blocks that they are of), `tier` (a content in two places of a tier, two in one,
-    one held that nothing loads, or a load for a dead slot or to a block that nobody holds or that has content
-    already).
+    Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or the
+    other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's blocks),
+    `content` (a block and the index's node of its content do not name each other, a free block is in the wrong part
+    of the queue, is cached behind content that was evicted before it, or somebody goes on from a block that is not
+    full), `groups` (groups of layers disagree on a slot's length, or the next token would see a block that was given
+    back), `retention` (pins and quotas disagree with the blocks that they are of), `tier` (a content in two places of
+    a tier, two in one, one held that nothing loads, or a load for a dead slot or to a block that nobody holds or that
+    has content already).
     """
 
     rule: str
@@ -63,7 +63,8 @@ def audit(
         findings += _groups(slot, groups)
     kept = [Finding("retention", *flaw) for flaw in allocator.eviction.broken()]
     below = [Finding("tier", *flaw) for flaw in _tiers(offload, tables, allocator)]
-    return findings + _contents(allocator, is_free, index) + kept + below
+    is_whole = all(group.layers.window is None for group in groups)
+    return findings + _contents(allocator, is_free, index, is_whole=is_whole) + kept + below
 
 
 def _groups(slot: int, groups: Sequence[GroupBlocks]) -> Iterator[Finding]:
@@ -93,7 +94,10 @@ def _references(allocator: BlockAllocator, allocated: set[int], groups: Sequence
     return findings
 
 
-def _contents(allocator: BlockAllocator, is_free: Callable[[int], bool], index: PrefixIndex) -> list[Finding]:
+def _contents(
+    allocator: BlockAllocator, is_free: Callable[[int], bool], index: PrefixIndex, *, is_whole: bool
+) -> list[Finding]:
+    """`is_whole`: who has a block has all before it, as no layer has a window."""
     wrong: dict[int, str] = {}
     evictable = allocator.evictable_block_ids()
     indexed = {id(node) for node in index.nodes()}
@@ -110,8 +114,13 @@ def _contents(allocator: BlockAllocator, is_free: Callable[[int], bool], index: 
         elif isinstance(node, PrefixPart) and (node.children is not None or not is_free(block)):
             wrong[block] = "it is not full, and in use or followed by others"
     for node in index.nodes():
-        if node.block is not None and id(node) not in held:
+        if node.block is None:
+            continue
+        before = node.parent
+        if id(node) not in held:
             wrong[node.block] = "indexed, but without content"
+        elif is_whole and is_free(node.block) and before and before.parent and before.block is None:
+            wrong[node.block] = "cached, but what it continues was evicted before it, so that nobody finds it"
     return [
         Finding("content", f"block {block}", detail, tuple(allocator.owners.holders(block)))
         for block, detail in sorted(wrong.items())

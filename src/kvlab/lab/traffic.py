@@ -68,6 +68,7 @@ class _Counts:
     timed: int = 0
     answered: int = 0
     dropped: int = 0
+    beyond: int = 0  # requests of which more prompt tokens were cached than they have
     nothing: int = 0  # requests of 0 tokens, which are left out
     first_nothing: str = ""  # where the first of them is
     without: dict[str, str] = field(default_factory=dict)  # where the first without `times`, `outputs` is
@@ -114,6 +115,7 @@ class _Counts:
                 output = min(self.drawn, request.max_tokens or self.drawn)
             self.longest = max(self.longest, request.prompt_tokens + output)
             self.answered += request.output_tokens is not None
+            self.beyond += (request.cached_tokens or 0) > request.prompt_tokens
             yield request
 
     def all_or_none(self, requests: Iterable[TracedRequest], path: str) -> Iterator[TracedRequest]:
@@ -133,6 +135,12 @@ class _Counts:
     def left_out(self) -> str:
         """What is said of requests that ask for nothing."""
         return f"left out, since they ask for nothing: {self.nothing:,}, the first {self.first_nothing}"
+
+    @property
+    def doubt(self) -> str:
+        """What is said of requests whose prompts cannot have what was cached of them."""
+        text = f"cached_tokens is more than prompt_tokens in {self.beyond:,} of {self.requests:,} requests"
+        return f"{text}: one of the two counts something else"
 
     @property
     def text(self) -> str:
@@ -207,6 +215,8 @@ def _limits(unknown: Collection[str], counts: _Counts, importer: Importer) -> tu
         said.append(
             f"the file counts {importer.counted:,} prompt tokens; tokenizer=WHERE, that of its model, would"
         )
+    if counts.beyond:
+        said.append(counts.doubt)
     if counts.nothing:
         said.append(counts.left_out)
     if importer.refused:
@@ -270,8 +280,9 @@ def _as_parquet_or_lines(file: str, settings: ImportSettings) -> Imported:
     if settings.sort:
         requests = iter(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     trace_format.write_trace(path, replace(header, order="arrival"), counts.count(requests, file))
-    unknown = tuple(UNKNOWN[name] for name in header.unknown if name in UNKNOWN)
-    return Imported(path, "a trace of kvlab", counts.text, unknown, _command(path, header.unknown, counts))
+    unknown = [UNKNOWN[name] for name in header.unknown if name in UNKNOWN]
+    unknown += [counts.doubt] if counts.beyond else []
+    return Imported(path, "a trace of kvlab", counts.text, tuple(unknown), _command(path, header.unknown, counts))
 
 
 def _command(path: Path, unknown: Collection[str], counts: _Counts) -> str:

@@ -73,6 +73,27 @@ def decoder_config(model: ModelConfig, *, simulated: bool = False) -> DecoderCon
     return config
 
 
+def number_of(path: str | None, architecture: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of a model's configuration, in a multimodal one of its language model; None: it has none, or
+    is not on this machine.
+    """
+    values: Mapping[str, Any] = architecture
+    if path is not None and values.get(key) is None:
+        try:
+            where = located(path)
+            values = (
+                config_values(read_gguf(Path(where)))
+                if is_gguf(where)
+                else read_object(Path(where) / "config.json")
+            )
+        except (OSError, ValueError):
+            return None
+    found, inner = values.get(key), values.get("text_config")
+    if found is None and isinstance(inner, Mapping):
+        found = inner.get(key)
+    return found if isinstance(found, int) else None
+
+
 def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> DecoderConfig:
     """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
     if simulated and values.get("model_type") in SPARSE:

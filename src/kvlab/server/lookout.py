@@ -16,6 +16,7 @@ from kvlab.fleet.base import Router
 from kvlab.fleet.prefixes import HeldPrefixes, SentPrefixes
 from kvlab.fleet.routers import ROUTERS
 from kvlab.peers.prometheus import block_tokens, kept_lines, read_series
+from kvlab.plugins import reason_of
 from kvlab.server.passing import client_session, unreached
 from kvlab.server.routed_call import RoutedCall
 from kvlab.server.upstreams import BLOCK_TOKENS, UnseenError, Upstream
@@ -189,7 +190,7 @@ class Lookout:
         except KvlabError:
             raise
         except Exception as error:  # of a plugin's router
-            raise ConfigError("fleet.router", name, f"{type(error).__name__}: {error}") from error
+            raise ConfigError("fleet.router", name, reason_of(error)) from error
         router.checked(choice, _PROBE, [upstream.index])
 
 

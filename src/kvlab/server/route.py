@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from kvlab.errors import KvlabError, shown
+from kvlab.plugins import reason_of
 from kvlab.server.decisions import DecisionLog
 from kvlab.server.lookout import ANSWER_S, CONNECT_S, Lookout, RouteSettings
 from kvlab.server.passing import application, begun, called, client_session, refusal, unreached
@@ -114,7 +115,7 @@ class Proxy(Collector):
             except KvlabError as error:
                 return refusal(500, str(error))
             except Exception as error:  # of a plugin's router
-                text = f"fleet.router={self._settings.fleet.router}: {type(error).__name__}: {error}"
+                text = f"fleet.router={self._settings.fleet.router}: {reason_of(error)}"
                 _log.exception("%s", text)
                 return refusal(500, text)
             tried.add(upstream.index)

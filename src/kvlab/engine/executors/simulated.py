@@ -21,7 +21,7 @@ from kvlab.engine.clock import LogicalClock
 from kvlab.engine.executors import EXECUTORS, Execution, ExecutorKind
 from kvlab.engine.plan import EnginePlan
 from kvlab.engine.step import Executor, StepInput, StepResult
-from kvlab.errors import ConfigError
+from kvlab.errors import ConfigError, shown
 from kvlab.kv.tiers.base import Link, SimulatedLink
 from kvlab.kv.tiers.settings import Links
 from kvlab.kv.view import CacheView
@@ -30,6 +30,7 @@ from kvlab.models.sparse import SPARSE, SparseConfig
 from kvlab.planning.cache import planned_pool
 from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
 from kvlab.planning.sparse import expert_bytes
+from kvlab.simulation.checked import CheckedTiming
 from kvlab.simulation.timings import TIMINGS, Deployment, StepTiming
 from kvlab.splitmix import STEP, mix
 
@@ -43,7 +44,8 @@ class SimulatedExecutor(Executor):
     """
 
     def __init__(self, model: DecoderConfig, timing: StepTiming, framework: FrameworkConfig) -> None:
-        self._timing, self._framework = timing, framework
+        is_own = type(timing).__module__.startswith("kvlab.")
+        self._timing, self._framework = timing if is_own else CheckedTiming(timing), framework
         # Groups of devices that share the sequences have a host process each.
         self._groups = model.division.data if isinstance(model, SparseConfig) else 1
         self._layers = model.num_layers
@@ -112,7 +114,10 @@ class SimulatedExecution(ExecutorKind):
         chosen = expert_bytes(model, planned.settings) if isinstance(model, SparseConfig) else 0
         sizes = (each, weights.body, weights.output, spec.bytes_per_token, chosen)
         timing = TIMINGS.get(config.executor.timing).of(Deployment(config, model, hardware, *sizes))
-        if isinstance(model, TransformersConfig) and model.counts.experts and not timing.includes_host:
+        if not isinstance(timing, StepTiming):
+            text = f"its method `of` returned {shown(timing, repr)}; must be a StepTiming"
+            raise ConfigError("executor.timing", config.executor.timing, text)
+        if is_untimed(model) and not timing.includes_host:
             text = f"is a mixture of experts ({model.family}), of which a token reads a part: its steps are not"
             text += f" timed, those of {', '.join(SPARSE)} are; kvlab capacity plans its memory"
             raise ConfigError("model", config.model.name, text)
@@ -136,6 +141,11 @@ class SimulatedExecution(ExecutorKind):
         return Execution(
             executor, LogicalClock(), None, tier_links(plan.config.hardware, plan.config.executor.devices)
         )
+
+
+def is_untimed(model: DecoderConfig) -> bool:
+    """Whether it is a mixture of experts whose steps no timing by operations knows."""
+    return isinstance(model, TransformersConfig) and model.counts.experts > 0
 
 
 def tier_links(hardware: HardwareConfig | None, devices: int) -> Links | None:

@@ -50,7 +50,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._admissions = 0
         self._victim = VICTIMS.get(config.preemption.victim or VICTIM_OF.get(config.order, "last_admitted"))
-        self._speculation = Speculation(config.speculation)
+        self.speculation = Speculation(config.speculation)
         self._longest_chunk = config.long_prefill_threshold or config.max_batched_tokens
         self._open = False
         self._state = StepState(0.0, lambda sequence: 0)
@@ -121,7 +121,7 @@ class Scheduler:
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
-        return self._speculation.propose(decoding.sequences, budget)
+        return self.speculation.propose(decoding.sequences, budget)
 
     def plan_prefill(self, budget: int) -> list[Chunk]:
         """The running sequences that are in prefill, and a chunk for each, with at most `budget` tokens in all."""
@@ -293,7 +293,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         self.refused = None
         self.ended.append(sequence)
-        self._speculation.forget(sequence)
+        self.speculation.forget(sequence)
         if sequence.is_decoding and sequence.slot is not None:
             self._decoders.leave(sequence, once_more=self._decodes_on(sequence))
         self.waiting.remove(sequence)

@@ -1,7 +1,9 @@
 """The queue of waiting sequences."""
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from numbers import Real
 
 from kvlab.core import Sequence
 from kvlab.errors import ConfigError, shown
@@ -56,10 +58,11 @@ class WaitingQueue:
 
     def _insert(self, sequence: Sequence, ticket: int) -> None:
         entry = (self._rank(sequence), ticket, sequence)
-        if entry[0] != entry[0]:
+        rank: object = entry[0]  # a plugin's may be anything
+        if not isinstance(rank, Real) or math.isnan(rank):
             name = shown(sequence.request.request_id)
             order = getattr(self._rank, "__qualname__", repr(self._rank))
-            raise ConfigError("scheduler.order", order, f"request {name} has rank nan, no number")
+            raise ConfigError("scheduler.order", order, f"request {name} has rank {shown(rank)}, no number")
         self._positions[sequence] = entry[:2]
         insort(self._entries, entry)
         self._count(sequence, 1)

@@ -59,6 +59,9 @@ class RecordedExplanation(Explanation):
             server = sum(self.recorded[key].cached_tokens or 0 for key in said)
             ours = sum(self.records[key].cached_tokens for key in said)
             text += f"; it finds {ours:,} tokens in the prefix cache where the server said {server:,}"
+            beyond = [self.recorded[key] for key in said]
+            count = sum((row.cached_tokens or 0) > row.prompt_tokens for row in beyond)
+            text += f", in {count:,} requests more than the prompt has" if count else ""
         return text
 
 

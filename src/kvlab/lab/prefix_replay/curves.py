@@ -9,7 +9,7 @@ from kvlab.lab.prefix_replay.replay import BELADY, Task, replay_all
 from kvlab.lab.prefix_replay.reuse import Reuse, reuse
 from kvlab.lab.prefix_replay.traffic import Traffic
 from kvlab.lab.results.tables import new_table
-from kvlab.lab.terminal import Terminal, marked
+from kvlab.lab.terminal import Terminal, marked, print_whole
 
 _SIZES = 6
 
@@ -110,7 +110,7 @@ def show_curves(curves: ReplayCurves, console: Terminal) -> None:
         name, share = curves.best(index)
         rates = (f"{100 * rates[index]:.1f}" for rates in curves.hit_rates.values())
         table.add_row(f"{blocks:,}", *rates, f"{name} {100 * share:.0f} %")
-    console.print(table)
+    print_whole(console, table)
     console.print(
         f"% of prompt tokens found in the pool; in one that is never full {100 * curves.ceiling:.1f} %. belady "
         "knows the future: no policy finds more.",

@@ -11,13 +11,12 @@ from kvlab.core import Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
-from kvlab.engine.protocol import Repeating, ServingEngine
+from kvlab.engine.protocol import WHY_IDLE, Repeating, ServingEngine
 from kvlab.errors import EngineStoppedError, RequestRefusedError, shown
 from kvlab.lab.results.log import RunLog
 
 _MAX_SLEEP_S = 0.05  # so that a request to stop is seen soon
-_MOST_IDLE = 1000
-_WHY_IDLE = "an order or an engine of a plugin that never lets them go on does this"
+_MOST_IDLE, _MOST_IDLE_S = 1000, 20.0  # steps; seconds of this machine
 
 
 class _Arrivals:
@@ -109,7 +108,7 @@ def drive(
 
     repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: StepLog()
     clock.restart()
-    idle = 0  # steps in turn that did nothing, with nothing to come
+    idle, busy_s = 0, 0.0  # steps in turn that did nothing, with nothing to come, and since when
     while arrivals or engine.has_work():
         if should_stop():
             log.interrupted = True
@@ -138,16 +137,19 @@ def drive(
         elif arrivals or engine.has_work():
             request = arrivals.upcoming()
             times = (request.arrival_s if request else None, engine.next_wakeup())
-            known = [time for time in times if time is not None]
+            known = [time for time in times if time is not None and time < math.inf]
+            is_logical, before_s = isinstance(clock, LogicalClock), clock.now()
             if known:
-                longest = math.inf if isinstance(clock, LogicalClock) else clock.now() + _MAX_SLEEP_S
+                longest = math.inf if is_logical else before_s + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
-                idle = 0
-            idle += 1
-            if idle > _MOST_IDLE and isinstance(clock, LogicalClock):
+            goes_on = clock.now() > before_s if is_logical else request is not None
+            idle, busy_s = (0, before_s) if goes_on else (idle + 1, busy_s if idle else before_s)
+            # Of other engines nobody knows what they do meanwhile; theirs have a limit of their own.
+            lasts = is_logical or (isinstance(engine, Repeating) and before_s - busy_s > _MOST_IDLE_S)
+            if idle > _MOST_IDLE and lasts:
                 text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
                 first = shown(next(iter(arrivals.open), "none"))
-                raise EngineStoppedError(f"{text}, the first {first}; {_WHY_IDLE}")
+                raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
         on_step(log, record)
     if arrivals.open and not log.interrupted:
         text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
-from kvlab.config import HardwareConfig, RunConfig
+from kvlab.config import HardwareConfig, ModelConfig, RunConfig
+from kvlab.errors import shown
 from kvlab.lab.run.plan import RunPlan
+from kvlab.models.families import number_of
 from kvlab.planning.devices import lacking_for_longest, lacking_for_steps, usual_server
 from kvlab.simulation.eager import eager_note
 from kvlab.simulation.timings import Timing
@@ -22,8 +24,19 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         eager = eager_note(framework, plan.model.num_layers, includes_host=timing.includes_host)
         longest = lacking_for_longest(config, plan.pool)
         servers = _several_servers(config.hardware, config.executor.devices, timing)
-        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers))
+        context = _unknown_context(config.model)
+        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers, context))
     yield from _limits_of_all(config)
+
+
+def _unknown_context(model: ModelConfig) -> str | None:
+    """That a server takes as many tokens as the model has positions, where the model's file does not say that."""
+    if model.max_seq_len != ModelConfig.max_seq_len:
+        return None
+    if model.path is None or number_of(model.path, model.architecture, "max_position_embeddings") is not None:
+        return None
+    text = f"model.max_seq_len={model.max_seq_len} unless it is set: {shown(model.path)} does not say how long"
+    return f"{text} sequences may be (max_position_embeddings)"
 
 
 def _several_servers(hardware: HardwareConfig, devices: int, timing: Timing) -> str | None:

@@ -1,6 +1,6 @@
 """What a run says on the terminal, from its settings to its figures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from kvlab.config import RunConfig, format_bytes
@@ -234,6 +234,17 @@ def _link(config: RunConfig) -> str | None:
     return f"{text}, 400 Gbit/s Ethernet unless set" if fleet.link.gb_s == LinkConfig.gb_s else text
 
 
+def _of_one_pool(plan: Plan, log: RunLog) -> Iterator[str]:
+    """That prompts found prefixes in one pool of all groups of a replica's devices, each of which has its own."""
+    for name, replicas, own in plan.parts:
+        groups = own.config.executor.attention_data_parallel
+        found = any(record.cached_tokens for record in log.records if not name or record.replica in replicas)
+        if groups > 1 and found:
+            text = f"prefixes were found as in one pool; each of the {groups} groups of devices has one of its own,"
+            text += " and finds those alone that it has computed"
+            yield f"{name}: {text}" if name else text
+
+
 def _after_the_end(config: RunConfig, log: RunLog) -> list[str]:
     """Events of a fleet that the run did not last for."""
     ends = f"the run ended at {log.duration_s:.3g} s"
@@ -247,6 +258,7 @@ def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tup
     remarks = [] if log.engine_report is None else [(WARNING, note) for note in log.engine_report.notes]
     remarks += _of_timing(plan, log)
     remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
+    remarks += [(WARNING, text) for text in _of_one_pool(plan, log)]
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log)

@@ -51,20 +51,34 @@ class ServerPool:
     _digests: dict[Name, bytes] = field(default_factory=dict)  # the last hash of each content that was ever there
     _gone: dict[Name, float] = field(default_factory=dict)
     expected: int | None = None  # the number of the next batch
+    latest: float = 0.0  # when the last one was made
+    restarts: int = 0
 
     def take(self, number: int, payload: Sequence[Any]) -> None:
         """Take a batch, whose `number` should be the expected one. Raises EventError."""
+        when, events = batch_events(number, payload)
         missed = 0 if self.expected is None else number - self.expected
-        if missed < 0:  # asked for again, or sent twice
-            return
+        if missed < 0:
+            if when <= self.latest:  # asked for again, or sent twice
+                return
+            self._begin_again(when)
+            missed = number
         self.gaps += missed > 0
         self.missed += missed
-        self.expected = number + 1
+        self.expected, self.latest = number + 1, when
         self.batches += 1
-        when, events = batch_events(number, payload)
         for event in events:
             self._event(event, when)
         self.peak = max(self.peak, len(self.now))
+
+    def _begin_again(self, when: float) -> None:
+        """The server has begun anew, and counts from 0: what it had is gone, and nothing was evicted."""
+        self.restarts += 1
+        for hashes in self.now.values():
+            for block in hashes:
+                self.presences[block].until.append(when)
+        self.now.clear()
+        self._gone.clear()
 
     def _event(self, event: Any, when: float) -> None:
         kind, values = event_fields(event)
@@ -171,6 +185,9 @@ def show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) -> 
     ]
     if pool.gaps:
         said.append(f"{pool.missed:,} batches were missed, in {pool.gaps:,} gaps: what they had is not known")
+    if pool.restarts:
+        times = "once" if pool.restarts == 1 else f"{pool.restarts} times"
+        said.append(f"the server began again {times}: what it had then is gone, and is not counted as evicted")
     if pool.unknown:
         said.append(f"{pool.unknown:,} evicted blocks were stored before, or in what was missed")
     if pool.again_s:

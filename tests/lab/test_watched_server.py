@@ -1,0 +1,37 @@
+"""A watched server that begins again: what it had is gone, and what it stores then is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec", reason="pip install 'kvlab[events]'")
+pytest.importorskip("zmq", reason="pip install 'kvlab[events]'")
+
+from kvlab.lab.terminal import Terminal
+from kvlab.lab.watch.view import ServerPool, show
+
+
+def batch(when: float, *names: int) -> list[Any]:
+    stored = {"type": "BlockStored", "parent_block_hash": None, "block_size": 4, "token_ids": [1] * 4 * len(names)}
+    return [when, [stored | {"block_hashes": list(names)}]]
+
+
+def test_a_server_that_begins_again_has_what_it_stored_since(capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ServerPool()
+    for number in range(3):
+        pool.take(number, batch(10.0 + number, number, number + 100))
+    pool.take(1, batch(11.0, 1, 101))  # sent again: it is no new batch
+    assert (pool.batches, pool.restarts, len(pool.now)) == (3, 0, 6)
+    pool.take(0, batch(20.0, 2))
+    pool.take(1, batch(21.0, 3))
+    assert (pool.batches, pool.restarts, pool.missed, pool.removed) == (5, 1, 0, 0)
+    assert pool.now.keys() == {2, 3}
+    assert not pool.again_s  # what it computed again it had lost, not evicted
+    pool.take(4, batch(22.0, 4))
+    assert (pool.gaps, pool.missed) == (1, 2)
+    show(pool, None, Terminal(width=200))
+    assert "the server began again once: what it had then is gone, and is not counted as evicted" in (
+        capsys.readouterr().out
+    )
