@@ -15,14 +15,14 @@ from kvlab.kv.tiers.offload import Offload
 class Finding:
     """A broken rule: which one, on which block or slot, who holds it, and what was found.
 
-    Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or the
-    other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's blocks),
-    `content` (a block and the index's node of its content do not name each other, a free block is in the wrong part
-    of the queue, is cached behind content that was evicted before it, or somebody goes on from a block that is not
-    full), `groups` (groups of layers disagree on a slot's length, or the next token would see a block that was given
-    back), `retention` (pins and quotas disagree with the blocks that they are of), `tier` (a content in two places of
-    a tier, two in one, one held that nothing loads, or a load for a dead slot or to a block that nobody holds or that
-    has content already).
+    Rules: `leaked` (more references than table entries), `dangling` (fewer), `queue` (free with references, or
+    the other way round), `conservation` (free + allocated is not the total), `overrun` (tokens beyond a slot's
+    blocks), `content` (a block and the index's node of its content do not name each other, a free block is in
+    the wrong part of the queue, is cached behind content that was evicted before it, or somebody goes on from a
+    block that is not full), `groups` (groups of layers disagree on a slot's length, or the next token would see
+    a block that was given back), `retention` (pins and quotas disagree with the blocks that they are of),
+    `tier` (a content in two places of a tier, two in one, one held that nothing loads, or a load for a dead
+    slot or to a block that nobody holds or that has content already).
     """
 
     rule: str
