@@ -20,7 +20,12 @@ from kvlab.kernels.cpu.linear import PackedWeight
 
 OUTPUTS, INPUTS, WEIGHTS = 3072, 1024, 12  # 75 MB in bfloat16
 ROWS = (1, 2, 4, 8, 12, 16, 24, 48, 96, 512)
-FORMATS = {"bfloat16": WeightFormat.PLAIN, "int8": WeightFormat.INT8, "float32": WeightFormat.PLAIN}
+FORMATS = {
+    "bfloat16": WeightFormat.PLAIN,
+    "int8": WeightFormat.INT8,
+    "int8_w8a8": WeightFormat.INT8_W8A8,
+    "float32": WeightFormat.PLAIN,
+}
 CACHES = {"first": 48, "second": 32}  # KB of the first cache for which a library prefetches there
 
 

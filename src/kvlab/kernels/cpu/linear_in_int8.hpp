@@ -107,15 +107,15 @@ void multiply_quads(const Product& product, const Int8Rows& rows, int first, int
         const char* const at = weights + int64_t(quad) * Int8Quads::BYTES;
         const int64_t ahead = bytes_ahead<VECTORS>(int64_t(quad) * Int8Quads::BYTES, panel_size);
         Words right[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
-            __builtin_prefetch(at + v * panel_size + ahead);
+            __builtin_prefetch(at + v * panel_size + ahead, 0, INTO_SECOND_CACHE && COUNT <= 4 ? 2 : 3);
             right[v] = load_words(at + v * panel_size);
         }
 #pragma GCC unroll 24
         for (int row = 0; row < COUNT; ++row) {
             const Words left = all_words(x + (int64_t(row) * quads + quad) * QUAD);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v) sums[row][v] = add_quads(sums[row][v], right[v], left);
         }
     }
@@ -126,11 +126,11 @@ void multiply_quads(const Product& product, const Int8Rows& rows, int first, int
         for (const Rest *rest = rows.rests_of(first + row), *end = rest + (SATURATES ? facts.rests : 0); rest < end; ++rest) {
             const char* const at = weights + int64_t(rest->quad) * Int8Quads::BYTES;
             const Words left = all_words(&rest->numbers);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v)
                 sums[row][v] = add_quads(sums[row][v], load_words(at + v * panel_size), left);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
             store_outputs(product, first + row, panel + v, facts.scaled(sums[row][v]));
         }
@@ -139,8 +139,9 @@ void multiply_quads(const Product& product, const Int8Rows& rows, int first, int
 
 template <int COUNT>
 void multiply_quads(const Product& product, const Int8Rows& rows, int row, int panel, int end) {
-    for (; panel + 2 <= end; panel += 2) multiply_quads<COUNT, 2>(product, rows, row, panel);
-    if (panel < end) multiply_quads<COUNT, 1>(product, rows, row, panel);
+    constexpr int AT_ONCE = side_by_side<COUNT>();
+    for (; panel + AT_ONCE <= end; panel += AT_ONCE) multiply_quads<COUNT, AT_ONCE>(product, rows, row, panel);
+    for (; panel < end; ++panel) multiply_quads<COUNT, 1>(product, rows, row, panel);
 }
 
 void linear_in_int8(const Product& product, const uint16_t* x, int64_t x_stride, int inputs, int threads) {

@@ -225,9 +225,8 @@ void multiply_panels(const VectorProduct<Element>& product, int block, int panel
 template <class Weight, class Arithmetic, class Element>
 void multiply(const VectorProduct<Element>& product, int block, int first, int last) {
     const int rows = std::min(ROWS, product.rows - block * ROWS);
-    constexpr int SIDE_BY_SIDE = INTO_SECOND_CACHE ? 8 : 2;
-    if (rows <= 1) return multiply_panels<Weight, Arithmetic, 1, SIDE_BY_SIDE>(product, block, first, last);
-    if (rows <= 2) return multiply_panels<Weight, Arithmetic, 2, std::min(SIDE_BY_SIDE, LANES / 2)>(product, block, first, last);
+    if (rows <= 1) return multiply_panels<Weight, Arithmetic, 1, side_by_side<1>()>(product, block, first, last);
+    if (rows <= 2) return multiply_panels<Weight, Arithmetic, 2, side_by_side<2>()>(product, block, first, last);
     if (rows <= 4) return multiply_panels<Weight, Arithmetic, 4, LANES == 8 ? 2 : 1>(product, block, first, last);
     if constexpr (LANES == 16) {
         if (rows <= 8) return multiply_panels<Weight, Arithmetic, 8, 2>(product, block, first, last);

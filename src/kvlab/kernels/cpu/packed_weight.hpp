@@ -106,6 +106,12 @@ constexpr bool INTO_SECOND_CACHE = true;
 constexpr bool INTO_SECOND_CACHE = false;
 #endif
 
+// How many panels so many rows read side by side: the sums of all fit the registers.
+template <int ROWS>
+constexpr int side_by_side() {
+    return !INTO_SECOND_CACHE || ROWS > 2 ? 2 : std::min(8, LANES / ROWS);
+}
+
 INLINE uint16_t to_bfloat16(float x) { return uint16_t(rounded_to_bfloat16(all(x))[0] >> 16); }
 
 // The outputs of a row and a panel, in float32. WHOLE: none is cut off.
