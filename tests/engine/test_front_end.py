@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvlab.config import FrameworkConfig
+from kvlab.config import FrameworkConfig, SchedulerConfig
 from kvlab.core import FinishReason, Request, SamplingParams
 from kvlab.core.step_log import StepLog
 from kvlab.engine.build import build_engine, plan_engine
@@ -92,6 +92,14 @@ def test_steps_at_once_are_those_one_by_one() -> None:
     (plain, none), (at_once, taken) = served(at_once=False), served(at_once=True)
     assert (at_once.records, at_once.steps) == (plain.records, plain.steps)
     assert (none, taken > 10) == (0, True)
+
+
+def test_a_client_that_is_refused_asks_again_before_many_steps_are_taken_at_once() -> None:
+    settings = config("simulated", scheduler=SchedulerConfig(max_batch_size=1, max_waiting_requests=1))
+    front_end = FrontEnd(build_engine(plan_engine(settings)), FrameworkConfig(request_us=1000))
+    log = drive(front_end, [asked(name, 4, 30) for name in "abcde"], concurrency=3)
+    assert [record.request_id for record in log.records if not record.completed] == ["c", "d", "e"]
+    assert log.records[-1].finished_s < log.records[0].finished_s, "the steps of a were taken first"
 
 
 def test_requests_that_are_with_the_front_end_are_aborted_like_others() -> None:

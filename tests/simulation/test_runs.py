@@ -121,6 +121,24 @@ def test_what_is_kept_expires_in_the_same_step() -> None:
     assert {record.salt for record in log.records} == {"0", "1"}
 
 
+def test_what_waits_for_memory_is_admitted_when_the_prefix_that_it_waits_with_expires() -> None:
+    """Its cached blocks are free for a first chunk then."""
+
+    def asked(name: str, prompt: range, output: int, arrival_s: float = 0.0) -> Request:
+        return Request(name, tuple(prompt), SamplingParams(max_tokens=output, ignore_eos=True), arrival_s)
+
+    requests = [asked("first", range(1, 33), 1), asked("long", range(21, 61), 40)]
+    requests.append(asked("again", range(1, 60), 2, arrival_s=0.001))
+    scheduler = SchedulerConfig(
+        max_batched_tokens=16, reserve_prompt=False, admission_reserve=0, watermark=0, max_batch_size=2
+    )
+    pool = KVConfig(num_blocks=11, block_size=8, ttl_s=0.004)
+    count, log = check(requests, {"kv": pool, "scheduler": scheduler})
+    expired = next(step for step in log.steps if step.counters is not None and step.counters.expired_blocks)
+    assert (log.records[-1].scheduled_s, log.records[-1].cached_tokens) == (expired.start_s, 0)
+    assert count > 10
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_chunk_gets_its_blocks_when_those_that_decode_have_filled_theirs(seed: int) -> None:
     """What they fill counts for their tenants' quotas, which decide whose blocks go."""

@@ -260,8 +260,10 @@ class EngineCore:
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
         decoding, chunk, refused = repeated
-        if refused is not None and (scheduler.config.reserves_output or not stays_out(pool, decoding, refused)):
-            return StepLog()
+        if refused is not None:
+            if scheduler.config.reserves_output or not stays_out(pool, decoding, refused):
+                return StepLog()
+            until_s = min(until_s, pool.eviction.next_expiry())  # what of its prefix expires is free for its chunk
         rest = scheduler.longest_chunk(scheduler.config.max_batched_tokens - len(decoding))
         run, before = StepRun(pool, decoding, chunk, rest), self._counters
         if not run.plan(executor, clock.now(), until_s):

@@ -102,8 +102,7 @@ class FrontEnd:
         return record
 
     def repeat(self, until_s: float) -> StepLog:
-        """See Repeating."""
-        self._admit()
+        """See Repeating. None where a request is due: its client asks again before they end if it is refused."""
         records = self.core.repeat(min(until_s, self._next_s()))
         self._send(records)
         self._deliver()

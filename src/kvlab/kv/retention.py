@@ -1,5 +1,6 @@
 """How long cached blocks are kept: pins, a time to live and quotas of tenants, in front of any eviction policy."""
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,11 @@ class Retention(EvictionPolicy):
         for block in expired:
             self.remove(block)
         return expired
+
+    def next_expiry(self) -> float:
+        queues = (self._ordinary, self.limits.ttl_s), (self._kept, self.limits.pin_ttl_s)
+        ends = [next(iter(ages.values())) + ttl_s for ages, ttl_s in queues if ages and ttl_s is not None]
+        return min(ends, default=math.inf)
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._kept)

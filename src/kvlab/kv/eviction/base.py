@@ -1,6 +1,7 @@
 """What an eviction policy is, and the base of those that order blocks by a rank."""
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -84,6 +85,10 @@ class EvictionPolicy(ABC):
         pins.
         """
         return []
+
+    def next_expiry(self) -> float:
+        """When `expire` next finds any, unless others go before; infinite: never."""
+        return math.inf
 
     def broken(self) -> Iterable[tuple[str, str]]:
         """What does not agree: whose, and how. For the audit."""
