@@ -156,6 +156,17 @@ class TestPartsOfBlocks:
         assert long.cached_tokens == 18
         drain(engine)
 
+    def test_keep_the_next_prompt_out_where_nothing_is_left_of_a_step(self) -> None:
+        engine = self.engine(12)
+        first, second, third = (
+            add(engine, "b", (*self.shared, *range(40, 47))),
+            add(engine, "c", 3),
+            add(engine, "dd", 3),
+        )
+        assert computed(engine, first, second, third) == [25, 3, 0]
+        assert engine._batch.stop is Stop.TOKENS
+        drain(engine)
+
     def test_of_what_is_left_of_a_step(self) -> None:
         engine = self.engine(13)
         first = add(engine, "b", (*self.shared, *range(40, 47)))
@@ -167,7 +178,7 @@ class TestPartsOfBlocks:
         asked = [
             ("a", (*self.shared, 30), 3, 0.0),
             ("b", (*self.shared, 31), 40, 1.0),
-            ("c", tuple(range(200, 208)), 90, 2.0),
+            ("c", tuple(range(200, 208)), 80, 2.0),
         ]
         asked += [("d", (*self.shared, *range(60, 100)), 30, 2.0), ("e", (*self.shared, 30, 7), 8, 9.0)]
         requests = [

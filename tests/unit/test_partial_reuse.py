@@ -107,6 +107,22 @@ class TestParts:
         pool.free_slot(second)
         assert self.found(pool, [*PROMPT, 1, 2]) == (9, 0)
 
+    def test_that_are_not_known_are_not_found(self) -> None:
+        """A step computed tokens that the slot's list did not have: what is appended later stands elsewhere."""
+        pool, tokens = paged(parts=True), [1, 2]
+        slot = pool.allocate_slot(token_ids=tokens)
+        write(pool, [slot], [4])
+        tokens.append(9)
+        pool.free_slot(slot)
+        assert self.found(pool, [1, 2, 9, 5]) == (0, 0)
+
+    def test_are_none_where_only_a_token_behind_the_list_is_not_in_a_whole_block(self) -> None:
+        pool = paged(parts=True)
+        slot = computed(pool, PROMPT)
+        write(pool, [slot], [1])
+        pool.free_slot(slot)
+        assert (len(list(pool.index.nodes())), pool.stats().blocks_cached) == (2, 2)
+
     def test_are_not_found_where_layers_have_groups(self) -> None:
         groups = (LayerGroup((0,)), LayerGroup((1,), window=8))
         pool = PagedKVCachePool(16, 4, 40, prefix_sharing=True, partial_reuse=True, groups=groups)

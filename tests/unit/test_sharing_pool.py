@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -261,6 +262,24 @@ class TestMerge:
         write(pool, [slot], [8])
         assert pool.tables.blocks(slot) == blocks
         assert (pool.stats().blocks_in_use, pool.stats().tokens_stored, pool.stats().blocks_cached) == (2, 8, 0)
+        assert pool.audit() == []
+
+    def test_what_a_closed_slot_kept_of_proposals_is_evicted_before_the_equal_block_that_it_continues(self) -> None:
+        pool = PagedKVCachePool(8, 1, 20, prefix_sharing=True)
+        own = [10]
+        slot = pool.allocate_slot(token_ids=own)
+        pool.view([slot], [1]).advance()
+        own.append(11)
+        pool.reserve([slot], [3], [2])
+        pool.view([slot], [3]).advance(np.array([3]))
+        other = pool.allocate_slot(token_ids=[10, 11, 12])
+        pool.view([other], [1]).advance()
+        pool.free_slot(other)
+        own += [12, 13, 14]
+        pool.free_slot(slot)
+        assert pool.prefix_tokens(own) == pool.stats().blocks_cached == 4
+        pool.allocate_slot(5)
+        assert pool.prefix_tokens(own) == pool.stats().blocks_cached == 3
         assert pool.audit() == []
 
 

@@ -292,3 +292,18 @@ def test_parts_of_blocks_stay_in_the_pool() -> None:
     pool.free_slot(slot)
     assert pool.get_seq_len(pool.allocate_slot(token_ids=list(range(12)))) == 11
     assert pool.audit() == []
+
+
+def test_no_part_is_found_behind_what_is_loaded() -> None:
+    """Those that the pool has begin a prompt, or are behind the last block that it has."""
+    pool = tiered_pool(6, 16, parts=True)
+    visit(pool, list(range(8)))
+    visit(pool, list(range(100, 120)))  # a block is missing for it
+    assert len(tier_of(pool)) == 1
+    visit(pool, [0, 1, 2, 3, 9, 9])
+    visit(pool, [9, 9])
+    slot = pool.allocate_slot(token_ids=[*range(8), 9, 9, 5])
+    pool.await_arrival(10)
+    pool.receive(0)
+    assert pool.get_seq_len(slot) == 8
+    assert pool.counters().cow_copies == 0

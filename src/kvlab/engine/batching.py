@@ -136,8 +136,7 @@ class BatchBuilder:
             else:
                 decode_is_reserved = Stage.DECODE in stages[: stages.index(stage)]
                 reserved_later = 0 if decode_is_reserved else scheduler.num_decoding()
-                batch.admitted, refused = self._admit(budget, reserved_later, now)
-                budget -= sum(count for _, count in batch.admitted)
+                batch.admitted, refused, budget = self._admit(budget, reserved_later, now)
                 if refused is not None:
                     scheduler.ran_short()
                 batch.stop = Stop.BLOCKS if refused is not None else self._stop(budget)
@@ -242,17 +241,17 @@ class BatchBuilder:
             return Stop.TOKENS
         return Stop.LATE if all(map(self._scheduler.is_late, self._scheduler.waiting)) else Stop.POLICY
 
-    def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
+    def _admit(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None, int]:
         """Admit sequences while there are tokens in the step's budget and memory for all they have to compute.
-        Returns their chunks, and the next, if there was no memory for it.
+        Returns their chunks, the next, if there was no memory for it, and what is left of the budget.
         """
         self._is_cut = False
-        admitted, refused = self._open_slots(budget, reserved_later, now)
+        admitted, refused, budget = self._open_slots(budget, reserved_later, now)
         if admitted and not self._scheduler.shares_within_step:
             self._pool.reserve(slots_of(sequence for sequence, _ in admitted), [count for _, count in admitted])
-        return admitted, refused
+        return admitted, refused, budget
 
-    def _open_slots(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None]:
+    def _open_slots(self, budget: int, reserved_later: int, now: float) -> tuple[list[Chunk], Sequence | None, int]:
         """See `_admit`. Each is reserved at once where the next may share the blocks that it fills in this step."""
         admitted: list[Chunk] = []
         admission: Admission | None = None
@@ -275,7 +274,7 @@ class BatchBuilder:
                     reuse=not sequence.spec.scores_prompt,
                 )
             except OutOfBlocksError:
-                return admitted, sequence
+                return admitted, sequence, budget
             sequence.swapped = None
             if sequence.request.pin_tokens:
                 self._pool.pin_prefix(sequence.slot, sequence.request.pin_tokens)
@@ -299,4 +298,4 @@ class BatchBuilder:
                 self._pool.reserve([sequence.slot], [chunk.num_tokens])
             budget -= self._scheduler.charged(chunk)
             admitted.append(chunk)
-        return admitted, None
+        return admitted, None, budget

@@ -7,6 +7,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from hashlib import blake2b
 from struct import Struct, iter_unpack, pack
 
+from kvlab.kv.alike import Alike
+
 _LONGEST_SALT = 256  # bytes of a salt that are kept as they are
 DIGEST = b"blake2b:"  # what the digest of a longer one begins with
 
@@ -96,8 +98,7 @@ class PrefixIndex:
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
         self._block = f"{8 * block_size}s"  # a struct cannot be copied
-        # Nodes with blocks by parent and first token, where parts of blocks are found: a parent may have thousands.
-        self._by_first: dict[tuple[Prefix | None, bytes], dict[Prefix, None]] = {}
+        self._alike: dict[Prefix | None, Alike] = {}  # nodes with blocks by parent, where parts of blocks are found
         # The prompt that was looked up last, its salt and the nodes found: one that waits for memory is looked up
         # step after step, and its known tokens stay what they are.
         self._found: tuple[Sequence[int] | None, Hashable, list[Prefix]] = (None, None, [])
@@ -133,22 +134,18 @@ class PrefixIndex:
         node = node or self._roots.get(salt_bytes(salt))
         if node is None:
             return None, 0
-        tokens, longest, found = self._packed(token_ids), 0, None
-        beginning, exact = tokens[:8], node.child(tokens)
-        known = self._by_first.get((node, beginning), ())
-        for child in known if exact is None else (exact, *known):
-            while longest < len(tokens) and child.tokens.startswith(beginning):
-                if child.block is None or child.block in without:
-                    break
-                longest, found = longest + 8, child
-                beginning = tokens[: longest + 8]
-        return found, longest // 8
+        tokens, known = self._packed(token_ids), self._alike.get(node)
+        exact = node.child(tokens)
+        if exact is not None and exact.block is not None and exact.block not in without:
+            return exact, len(token_ids)
+        found, size = known.longest(tokens, without) if known is not None else (None, 0)
+        return found, size // 8
 
     def stored(self, nodes: Iterable[Prefix]) -> None:
         """These have blocks from now on: `longest_part` finds them."""
         for node in nodes:
             if node.parent is not None:
-                self._by_first.setdefault((node.parent, node.tokens[:8]), {})[node] = None
+                self._alike.setdefault(node.parent, Alike()).add(node)
 
     def add_part(self, node: Prefix, token_ids: Sequence[int], block: int) -> PrefixPart | None:
         """The content of a block that is not full, behind `node`; None: there is one with these tokens."""
@@ -256,7 +253,7 @@ class PrefixIndex:
 
     def prune(self, nodes: Sequence[Prefix]) -> None:
         """Drop each of the nodes that has no block and no use, then its parents likewise."""
-        if self._by_first:
+        if self._alike:
             self._forget(nodes)
         for node in reversed(nodes):  # children come first, so that the last of a path takes all of it with it
             while node.block is None and node.children is None and not node.uses:
@@ -271,13 +268,11 @@ class PrefixIndex:
                 node = parent
 
     def _forget(self, nodes: Sequence[Prefix]) -> None:
-        """Those that have no block are not found by their first tokens any more."""
+        """Parts of those that have no block are not found any more."""
         for node in nodes:
-            key = node.parent, node.tokens[:8]
-            if node.block is None and (known := self._by_first.get(key)) is not None:
-                known.pop(node, None)
-                if not known:
-                    del self._by_first[key]
+            known = self._alike.get(node.parent) if node.block is None else None
+            if known is not None and known.remove(node):
+                del self._alike[node.parent]
 
     def nodes(self) -> Iterator[Prefix]:
         """Every node except the roots."""

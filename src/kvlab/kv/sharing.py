@@ -97,7 +97,7 @@ class PrefixSharing(BlockSharing):
     def close(self, slot: int) -> None:
         state = self._slots[slot]
         pinned = min(state.pinned, state.computed)  # of a prompt, which is published before its output
-        self.publish_late([slot], merge=False)
+        self.publish_late([slot])
         self._late.discard(slot)
         if self._keeps_parts:
             self._publish_part(slot, state)
@@ -184,13 +184,13 @@ class PrefixSharing(BlockSharing):
     def mark_late(self, slots: Iterable[int]) -> None:
         self._late.update(slots)
 
-    def publish_late(self, slots: Iterable[int], *, merge: bool = True) -> None:
+    def publish_late(self, slots: Iterable[int]) -> None:
         if not self._late or self._pending:
             return
         for slot in self._late.intersection(slots):
             length = min(int(self._tables.lengths[slot]), len(self._slots[slot].tokens))
             if length >= self._tables.block_size:
-                self._complete(slot, length, merge=merge)
+                self._complete(slot, length)
             self._late.discard(slot)
 
     def publish(self, rows: NDArray[np.int64], before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
@@ -218,11 +218,11 @@ class PrefixSharing(BlockSharing):
             others.append(part)
         return True
 
-    def _complete(self, slot: int, length: int, *, merge: bool = True) -> None:
+    def _complete(self, slot: int, length: int) -> None:
         """Publish and confirm at once the blocks that a slot has filled up to this length."""
         last = int(self._tables.entries[slot, length // self._tables.block_size - 1])
         self._publish([slot], [length], [last])
-        self._confirm([slot], merge=merge)
+        self._confirm([slot])
 
     def _publish(self, slots: Sequence[int], lengths: Sequence[int], lasts: Sequence[int]) -> dict[int, Prefix]:
         """Put blocks of slots into the tree, and return those nodes that are in them."""
@@ -245,10 +245,8 @@ class PrefixSharing(BlockSharing):
         state.pending = self.index.extend(node, tokens[start * size : end * size], blocks, new)
         state.elsewhere = len(new) - others < len(blocks)
 
-    def _confirm(self, slots: Sequence[int], *, merge: bool = True) -> None:
-        """The step that filled these slots' pending blocks is done: give up those that another block equals, unless
-        the slots are about to be freed.
-        """
+    def _confirm(self, slots: Sequence[int]) -> None:
+        """The step that filled these slots' pending blocks is done: give up those that another block equals."""
         for slot in slots:
             state = self._slots[slot]
             nodes = state.pending
@@ -258,12 +256,12 @@ class PrefixSharing(BlockSharing):
             state.computed += len(nodes)
             state.node, state.pending = nodes[-1], ()
             if state.elsewhere:
-                self._merge(slot, start, nodes, merge=merge)
+                self._merge(slot, start, nodes)
                 state.elsewhere = False
             elif self._pending:
                 self._pending.difference_update([node.block for node in nodes])
 
-    def _merge(self, slot: int, start: int, nodes: Sequence[Prefix], *, merge: bool) -> None:
+    def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:
         """Map the entries from `start` on to the blocks that have their contents, where the slot's own do not."""
         blocks = self._tables.entries[slot, start : start + len(nodes)].tolist()
         for entry, (node, block) in enumerate(zip(nodes, blocks, strict=True), start=start):
@@ -274,7 +272,7 @@ class PrefixSharing(BlockSharing):
             if node.block is None:  # the other was evicted meanwhile, or its step failed
                 node.block = block
                 self._store({block: node})
-            elif merge:
+            else:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1
 

@@ -99,7 +99,7 @@ class WholeBlockScheduler(Scheduler):
 
     def _part(self, sequence: Sequence) -> int:
         """Tokens that one that is just admitted has found of a block, beside whole ones."""
-        if sequence is not self._newest or not self._shares_prefixes or sequence.spec.scores_prompt:
+        if sequence is not self._newest:
             return 0
         return max(sequence.num_computed - self._state.cached_tokens(sequence), 0)
 
