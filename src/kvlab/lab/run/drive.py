@@ -142,7 +142,8 @@ def drive(
             if known:
                 longest = math.inf if is_logical else before_s + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
-            goes_on = clock.now() > before_s if is_logical else request is not None
+            is_known = request is not None or max(known, default=0.0) > before_s  # when it goes on
+            goes_on = clock.now() > before_s if is_logical else is_known
             idle, busy_s = (0, before_s) if goes_on else (idle + 1, busy_s if idle else before_s)
             # Of other engines nobody knows what they do meanwhile; theirs have a limit of their own.
             lasts = is_logical or (isinstance(engine, Repeating) and before_s - busy_s > _MOST_IDLE_S)
