@@ -230,7 +230,7 @@ class TestRun:
         ended = command(outside, "import", "log.jsonl", "plugins=[more]", "to=trace.jsonl")
         assert ended.code == 2
         assert f"error: {kind}: " in ended.output
-        assert "(more.py, line 21); HYDRA_FULL_ERROR=1" in ended.output
+        assert "(more.py, line 22); HYDRA_FULL_ERROR=1" in ended.output
 
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
         install(outside, "theirs")
