@@ -229,7 +229,7 @@ class TestRun:
         (outside / "log.jsonl").write_text('{"gateway": 1, "in": 20, "out": 5}\n')
         ended = command(outside, "import", "log.jsonl", "plugins=[more]", "to=trace.jsonl")
         assert ended.code == 2
-        assert f"error: {kind}: " in ended.output
+        assert ended.output.startswith("error: ")
         assert "(more.py, line 22); HYDRA_FULL_ERROR=1" in ended.output
 
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
