@@ -19,6 +19,7 @@ from types import FrameType
 from kvlab.errors import ConfigError, KvlabError
 
 _loaded: dict[str, None] = {}  # in the order in which they were loaded
+_installed: set[str] = set()  # modules of entry points, which are named by their distributions there
 
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
@@ -46,7 +47,7 @@ def loaded_plugins() -> tuple[str, ...]:
 
 def raised_in(error: BaseException) -> str:
     """Where in a plugin an error was raised, to be put behind it: the last line that is a plugin's; "": none is."""
-    files = {str(getattr(sys.modules.get(name), "__file__", None)) for name in _loaded}
+    files = {str(getattr(sys.modules.get(name), "__file__", None)) for name in (*_loaded, *_installed)}
     packages = tuple(file.removesuffix("__init__.py") for file in files if file.endswith(f"{os.sep}__init__.py"))
     return _last_line(
         error, lambda frame: frame.f_code.co_filename in files or frame.f_code.co_filename.startswith(packages)
@@ -86,6 +87,7 @@ def _load_entry_points() -> None:
     for point in entry_points(group="kvlab"):
         distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
         _load(f"{point.value} (entry point {point.name} of {distribution})", point.load)
+        _installed.update((point.module, point.module.partition(".")[0]))
         _loaded[distribution] = None
 
 

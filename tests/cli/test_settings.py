@@ -102,12 +102,14 @@ def test_a_mistake_names_key_and_value(argument: str, message: str) -> None:
         ("tags.token=secret tags.token=secret2", "tags.token is given 2 times, and tags.token=*** counts"),
         ("--count=1 count=2", "count is given 2 times, and count=2 counts"),
         ("hardware=l40s ~hardware", "hardware is given 2 times, and ~hardware counts"),
+        ("--most-words=1 most_words=2", "most_words is given 2 times, and most_words=2 counts"),
+        ("--words=a words=b", ""),  # a list, which has both
         ("seed=1 seed=1", ""),
         ("run=1 run=2 a/b=1 a/b=2", ""),
     ],
 )
 def test_a_setting_that_is_given_twice_is_said(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of_repeats(words.split(), ("count",))
+    warn_of_repeats(words.split(), ("count", "most_words", "words"), ("words",))
     assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
 
 

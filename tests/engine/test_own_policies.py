@@ -5,6 +5,7 @@ goes on for ever.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_a_server_logs_that_its_steps_do_nothing(
     engine.close()
     assert "steps have done nothing for 0.02 s, and 1 requests wait and 0 run; an order" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_a_batch_that_waits_for_others_is_no_standstill(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever `max_wait_ms` is: the policy says when it goes on."""
+    monkeypatch.setattr(drive_module, "_MOST_IDLE_S", 0.0)
+    monkeypatch.setattr(drive_module, "_MOST_IDLE", 3)
+    monkeypatch.setattr(drive_module, "_MAX_SLEEP_S", 0.001)
+    serve(policy="static", max_wait_ms=50, max_batch_size=8, clock=WallClock())
+    monkeypatch.setattr(service, "_MOST_IDLE_S", 0.02)
+    core = table_engine(table_pool(40), TableExecutor(), policy="static", max_wait_ms=100, max_batch_size=8)
+    core.clock = WallClock()
+    engine, ended = service.Engine(core), threading.Event()
+    engine.call(Request("r0", (1, 2, 3), SamplingParams(max_tokens=1)), lambda output: ended.set()).start()
+    assert ended.wait(5)
+    engine.close()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("wakeup", [0.0, math.nan, math.inf])

@@ -51,8 +51,15 @@ def test_null_is_a_field_that_was_left_out(
     assert request.max_tokens == most
 
 
-def test_inference_perf_need_not_count_what_the_server_did(tmp_path: Path) -> None:
-    info = {"input_tokens": 5, "response_metrics": {"server_usage": {"completion_tokens": 7}}}
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"server_usage": {"completion_tokens": 7}},
+        {"server_usage": {"completion_tokens": None}, "output_tokens": 7},
+    ],
+)
+def test_inference_perf_need_not_count_what_the_server_did(tmp_path: Path, answer: dict[str, Any]) -> None:
+    info = {"input_tokens": 5, "response_metrics": answer}
     text = json.dumps([{"start_time": 1.0, "end_time": 2.0, "info": info, "error": None}])
     assert [request.output_tokens for request in imported(tmp_path, text)] == [7]
 

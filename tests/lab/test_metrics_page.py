@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from kvlab.core.step_log import StepLog
+from kvlab.fleet.scale import Scaled
 from kvlab.lab import machine_rates
 from kvlab.lab.results.catalogue import CATALOGUE, SERIES, direction, metric
 from kvlab.lab.results.log import FleetLog, RunLog
@@ -126,15 +127,17 @@ def test_series_of_replicas_are_of_all_together() -> None:
         step(0, 2, running=3, blocks=5, tokens=20),
         replace(step(1, 3, running=2, blocks=3, tokens=6), replica=1),
         step(2, 4, running=1, blocks=1, tokens=4),
+        step(5, 6, running=1, blocks=2, tokens=5),  # alone: the other has stopped, and has no cache any more
     ]
-    fleet = cast(FleetLog, SimpleNamespace(deaths=[]))
+    fleet = cast(FleetLog, SimpleNamespace(deaths=[], scaled=[Scaled(3, "drain", 1), Scaled(4.5, "stop", 1)]))
     points = _series(RunLog(steps=StepLog(steps), fleet=fleet))
     series = {name: [value for _, _, value in some] for name, some in points.items()}
-    assert series["running"] == [3, 5, 3]
-    assert series["blocks_in_use"] == [5, 8, 4]
-    assert series["tokens_in_use"] == [20, 26, 10]
-    assert series["kv_usage_percent"] == [50, 40, 20]
-    assert series["fragmentation_percent"] == pytest.approx([0, 100 * (1 - 26 / 32), 100 * (1 - 10 / 16)])
+    assert series["running"] == [3, 5, 3, 1]
+    assert series["blocks_in_use"] == [5, 8, 4, 2]
+    assert series["tokens_in_use"] == [20, 26, 10, 5]
+    assert series["kv_usage_percent"] == [50, 40, 20, 20]
+    filled = (20 / 20, 26 / 32, 10 / 16, 5 / 8)
+    assert series["fragmentation_percent"] == pytest.approx([100 * (1 - share) for share in filled])
 
 
 def test_values_labels_and_axes() -> None:

@@ -136,6 +136,14 @@ def command(directory: Path, *arguments: str) -> Command:
     return Command(process.returncode or 0, output)
 
 
+def install(directory: Path, module: str) -> None:
+    """Declare an installed package whose entry point is a module that is there."""
+    info = directory / f"{module}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[kvlab]\nall = {module}\n")
+
+
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """A directory with the package `theirs`."""
@@ -200,9 +208,14 @@ class TestRun:
         routed = command(outside, "route", "plugins=more", "fleet.router=first", "upstreams=[http://127.0.0.1:9]")
         assert "none is up" in routed.output  # the router is known
 
-    def test_an_error_of_a_plugin_ends_a_run_with_its_line(self, outside: Path) -> None:
+    @pytest.mark.parametrize("is_installed", [False, True])
+    def test_an_error_of_a_plugin_ends_a_run_with_its_line(self, outside: Path, is_installed: bool) -> None:
         (outside / "divides.py").write_text(ORDER)
-        words = ("run", "plugins=[divides]", "scheduler.order=divides", *TINY)
+        words = ["run", "scheduler.order=divides", *TINY]
+        if is_installed:
+            install(outside, "divides")
+        else:
+            words.append("plugins=[divides]")
         ended = command(outside, *words)
         assert ended.code == 2
         said = "error: ZeroDivisionError: division by zero (divides.py, line 6); HYDRA_FULL_ERROR=1 in the environ"
@@ -210,11 +223,17 @@ class TestRun:
         assert "Traceback" not in ended.output
         assert "Error executing job" not in ended.output
 
+    @pytest.mark.parametrize("kind", ["RuntimeError", "OSError"])
+    def test_an_error_of_a_plugin_ends_another_command_so_too(self, outside: Path, kind: str) -> None:
+        (outside / "more.py").write_text(MORE.replace("yield TracedRequest", f"raise {kind}"))
+        (outside / "log.jsonl").write_text('{"gateway": 1, "in": 20, "out": 5}\n')
+        ended = command(outside, "import", "log.jsonl", "plugins=[more]", "to=trace.jsonl")
+        assert ended.code == 2
+        assert ended.output.startswith("error: ")
+        assert "(more.py, line 22); HYDRA_FULL_ERROR=1" in ended.output
+
     def test_an_installed_package_needs_no_setting(self, outside: Path) -> None:
-        info = outside / "theirs-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text("[kvlab]\nall = theirs\n")
+        install(outside, "theirs")
         assert "tiled" in command(outside, "run", "--help").output
         ended = command(outside, "capacity", "model=qwen3_tiny", "memory=1GiB", "kv.eviction=mine")
         assert ended.code == 0, ended.output

@@ -72,6 +72,10 @@ def test_what_a_full_queue_refuses_was_offered() -> None:
     assert found is not None
     assert found.offered_per_s == pytest.approx(4.0)
     assert (found.left, found.before) == (1, 1)
+    assert "4 requests a second offered, 2.08 served; a full queue refused 49 % of them" in str(found.sentence())
+    few = offered_load(served[:8], [0.25 + number / 2 for number in range(4)])
+    assert few is not None
+    assert not few.is_overloaded
     assert offered_load(served[:1], [1.0, 2.0]) is not None
     assert offered_load(served[9:], [0.0] * 9) is not None  # none of the first quarter was served
 

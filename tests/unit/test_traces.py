@@ -140,6 +140,11 @@ class TestSelection:
         assert 0 < len(numbers) < 100
         assert numbers == [number for number in range(100) if number % 10 in {each % 10 for each in numbers}]
 
+    @pytest.mark.parametrize("name", ["session_id", "chat_id"])
+    def test_requests_whose_conversation_is_null_have_none(self, path: Path, name: str) -> None:
+        row = {name: None, "timestamp": 1, "hash_ids": [1], "input_length": 9, "output_length": 2}
+        assert 35 <= len(read(path, "timed_trace", 100 * (json.dumps(row) + "\n"), sample=0.5)) <= 65
+
     def test_other_arrivals_leave_lengths_and_prompts_as_they_are(self, path: Path) -> None:
         requests = self.read(path, arrival="gamma", rate=2.0, burstiness=0.3)
         assert [r.prompt_token_ids for r in requests] == [r.prompt_token_ids for r in self.read(path)]

@@ -53,15 +53,15 @@ def kind_of(key: str) -> Any:
     return dict(schema_keys(RunConfig)).get(key)
 
 
-def given_twice(words: Iterable[str], own: Iterable[str] = ()) -> list[str]:
+def given_twice(words: Iterable[str], own: Iterable[str] = (), lists: Iterable[str] = ()) -> list[str]:
     """A sentence for each setting of a run, or of its command's `own`, that a command line gives several values, of
-    which the last one counts.
+    which the last one counts; of the command's `lists` all do.
     """
     settings, sections, is_open = known_keys()
-    known, given = {*settings, *sections, *own}, dict[str, list[str]]()
+    known, given = {*settings, *sections, *own}.difference(lists), dict[str, list[str]]()
     for word in words:
         key, equals, _ = word.partition("=")
-        key = key.lstrip("+~-")
+        key = key.lstrip("-").replace("-", "_") if word.startswith("-") else key.lstrip("+~")
         if (equals or word.startswith("~")) and (key in known or key.startswith((*is_open, "hydra"))):
             given.setdefault(key, []).append(word)
     return [

@@ -143,8 +143,8 @@ def command(
                 sys.exit(0 if arguments else 2)
             own = OWN_KEYS.set(tuple(_types(schema)))
             try:
-                lists = tuple(f"{key}=" for key, kind in _types(schema).items() if get_origin(kind) is list)
-                warn_of_repeats((text for text in arguments if not text.startswith(lists)), _types(schema))
+                lists = (key for key, kind in _types(schema).items() if get_origin(kind) is list)
+                warn_of_repeats(arguments, _types(schema), lists)
                 if plugins:
                     load_plugins(chain.from_iterable(map(_plugins, arguments)))
                 settings, others = read_settings(schema, written_out(arguments))
@@ -153,13 +153,14 @@ def command(
                 code = answer(settings) if alone else answer(settings, others)
             except KvlabError as error:
                 fail(str(error))
-            except OSError as error:  # a disk that is full, a directory that is gone
-                where = f"{error.filename}: " if error.filename else ""
-                fail(f"{where}{error.strerror or error}")
             except KeyboardInterrupt:
                 sys.exit(130)
             except Exception as error:
-                if (text := told(error)) is None or "HYDRA_FULL_ERROR" in os.environ:
+                text = told(error)
+                if text is None and isinstance(error, OSError):  # a disk that is full, a directory that is gone
+                    where = f"{error.filename}: " if error.filename else ""
+                    fail(f"{where}{error.strerror or error}")
+                if text is None or "HYDRA_FULL_ERROR" in os.environ:
                     raise
                 fail(text)
             finally:
@@ -172,9 +173,9 @@ def command(
     return made
 
 
-def warn_of_repeats(words: Iterable[str], own: Iterable[str] = ()) -> None:
+def warn_of_repeats(words: Iterable[str], own: Iterable[str] = (), lists: Iterable[str] = ()) -> None:
     """Say on stderr which settings a command line gives several values, of which the last one counts."""
-    for text in given_twice(words, own):
+    for text in given_twice(words, own, lists):
         print(f"warning: {printable(redact(text))}", file=sys.stderr)
 
 

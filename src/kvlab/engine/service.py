@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 from collections import deque
@@ -241,11 +242,14 @@ class Engine:
             if self._inbox:  # an action may have run others
                 self._inbox.popleft()()
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Let time pass; returns whether the core says when it goes on."""
         clock, wakeup = self.core.clock, self.core.next_wakeup()
         clock.rest()
-        latest = clock.now() + _MAX_WAIT_S
+        now_s = clock.now()
+        latest = now_s + _MAX_WAIT_S
         clock.wait_until(latest if wakeup is None else min(wakeup, latest))
+        return wakeup is not None and now_s < wakeup < math.inf
 
     def _start_worker(self) -> None:
         with self._worker_lock:
@@ -255,7 +259,7 @@ class Engine:
 
     @gc_frozen()
     def _work(self) -> None:
-        busy_s: float | None = self.core.clock.now()  # when a step did something; None: that none did is said
+        busy_s: float | None = self.core.clock.now()  # of the last step, or wait for a known time; None: said
         while True:
             try:
                 record = self.step()
@@ -267,10 +271,9 @@ class Engine:
                     self._worker = None
                     self.core.clock.rest()
                     break
-            if record is not None:
+            if record is not None or self._wait():
                 busy_s = self.core.clock.now()
                 continue
-            self._wait()
             if busy_s is not None and self.core.clock.now() - busy_s > _MOST_IDLE_S:
                 busy_s, stats = None, self.stats()
                 text = "steps have done nothing for %g s, and %d requests wait and %d run; %s"

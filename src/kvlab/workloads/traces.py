@@ -235,9 +235,9 @@ def _conversation(row: dict[str, Any], roots: dict[str, str]) -> str | None:
     """The conversation of a row: its `session_id`, or the first of the chats that its `chat_id` goes on from by
     `parent_chat_id` (-1: none). `roots` has those of the rows before. None: it says nothing.
     """
-    if "session_id" in row:
+    if row.get("session_id") is not None:
         return str(row["session_id"])
-    if "chat_id" not in row:
+    if row.get("chat_id") is None:
         return None
     own, parent = str(row["chat_id"]), str(row.get("parent_chat_id"))
     root = roots[own] = own if parent in ("-1", "None") else roots.get(parent, parent)

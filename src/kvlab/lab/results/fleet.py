@@ -134,7 +134,7 @@ def _together(
 
 def of_all(values: NDArray[Any], steps: StepLog, deaths: Sequence[tuple[float, int]] = ()) -> NDArray[np.float64]:
     """The sum over all replicas of something that their steps have, as each step begins: of a replica that of its
-    last step, and none from its death on, as what it loses is elsewhere.
+    last step, and none from its death or stop on, as what it loses is elsewhere, or nowhere.
     """
     dead_s, dead = zip(*deaths, strict=True) if deaths else ((), ())
     order = np.argsort(np.append(dead_s, steps.column("start_s")), kind="stable")

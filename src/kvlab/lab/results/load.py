@@ -27,6 +27,7 @@ class OfferedLoad:
     arrivals: int  # in the second half
     sustained_per_s: float  # completed per second, without the first and the last tenth of them
     waits_s: tuple[float, float]  # for admission, medians of the first and the last quarter; 0 where not known
+    refused: float  # share of what was offered; 0 of few requests
 
     @property
     def is_overloaded(self) -> bool:
@@ -34,8 +35,10 @@ class OfferedLoad:
         chance (three times the deviation of a count) and by a tenth of what came in between. A request of the first
         quarter has to have ended by half-way, as else an engine that is filling up looks the same; unless those of
         the last quarter waited longer for admission by much of the time in which requests arrived. An
-        engine that completes nine tenths of what is offered is not behind.
+        engine that completes nine tenths of what is offered is not behind; one that refuses more than a tenth is.
         """
+        if self.refused > _BEHIND:
+            return True
         first, last = self.waits_s
         if last - first > _LATE * self.seconds and 2 * self.arrivals >= _FEWEST:
             return True
@@ -59,10 +62,13 @@ class OfferedLoad:
         """What a user should know. None: the engine kept up."""
         if (overload := self.overload) is not None:
             holds = f"About {self.sustained_per_s:.2g}" if self.sustained_per_s < self.offered_per_s else "Less"
-            return (
-                f"{overload}; {self.left} were in the engine at the last arrival, {self.before} half-way, "
-                f"so that latencies grow with the length of the run. {holds} holds: kvlab tune find=rate"
+            how = (
+                f"a full queue refused {100 * self.refused:.0f} % of them"
+                if self.refused > _BEHIND
+                else f"{self.left} were in the engine at the last arrival, {self.before} half-way, "
+                "so that latencies grow with the length of the run"
             )
+            return f"{overload}; {how}. {holds} holds: kvlab tune find=rate"
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (
                 f"{self.seconds:.3g} s of arrivals are too few to tell whether {self.offered_per_s:.3g} requests a "
@@ -108,6 +114,7 @@ def offered_load(records: Sequence[RequestRecord], refused_s: Sequence[float] = 
         arrivals=len(arrivals) - bisect_right(arrivals, middle),
         sustained_per_s=_sustained(ends),
         waits_s=(_wait_s(early), _wait_s(late)),
+        refused=len(refused_s) / len(offered) if len(offered) >= _FEWEST else 0.0,
     )
 
 

@@ -137,12 +137,14 @@ def drive(
         elif arrivals or engine.has_work():
             request = arrivals.upcoming()
             times = (request.arrival_s if request else None, engine.next_wakeup())
-            known = [time for time in times if time is not None and time < math.inf]
             is_logical, before_s = isinstance(clock, LogicalClock), clock.now()
+            # Of another engine inf is a time, too: its clock lets it work while somebody waits.
+            known = [time for time in times if time is not None and (time < math.inf or not is_logical)]
             if known:
                 longest = math.inf if is_logical else before_s + _MAX_SLEEP_S
                 clock.wait_until(min(*known, longest))
-            goes_on = clock.now() > before_s if is_logical else request is not None
+            is_known = any(before_s < time < math.inf for time in known) or request is not None  # when it goes on
+            goes_on = clock.now() > before_s if is_logical else is_known
             idle, busy_s = (0, before_s) if goes_on else (idle + 1, busy_s if idle else before_s)
             # Of other engines nobody knows what they do meanwhile; theirs have a limit of their own.
             lasts = is_logical or (isinstance(engine, Repeating) and before_s - busy_s > _MOST_IDLE_S)

@@ -27,12 +27,13 @@ def _request(row: dict[str, Any]) -> TracedRequest:
     info, start = row["info"], row["start_time"]
     answer = info.get("response_metrics") or info  # of older versions
     usage = answer.get("server_usage") or {}
+    counted = usage.get("completion_tokens")
     asked = (info.get("request_metrics") or {}).get("text") or info
     times = answer.get("output_token_times") or []
     return TracedRequest(
         asked["input_tokens"],
         start,
-        usage["completion_tokens"] if "completion_tokens" in usage else answer["output_tokens"],
+        answer["output_tokens"] if counted is None else counted,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         ttft_ms=1000 * (times[0] - start) if times else None,
         e2el_ms=1000 * (row["end_time"] - start),
