@@ -236,7 +236,7 @@ def test_replicas_have_threads_and_counters_of_their_own() -> None:
     threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert threads == {1: "replica 0", 2: "replica 1", 3: "replica 2"}
     assert [event["tid"] for event in events if event.get("cat") == "step"] == [1, 2, 3]
-    assert {event["tid"] for event in events if event.get("cat") == "part"} == {1, 2, 3}
+    assert [event["tid"] for event in events if event["name"] == "execution"] == [1, 2, 3]
     counters = {event["name"] for event in events if event["ph"] == "C"}
     assert {f"sequences, replica {number}" for number in range(3)} <= counters
     assert "sequences" not in counters

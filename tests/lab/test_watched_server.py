@@ -31,7 +31,11 @@ def test_a_server_that_begins_again_has_what_it_stored_since(capsys: pytest.Capt
     assert not pool.again_s  # what it computed again it had lost, not evicted
     pool.take(4, batch(22.0, 4))
     assert (pool.gaps, pool.missed) == (1, 2)
+    removed = {"type": "BlockRemoved", "block_hashes": [4]}
+    pool.take(5, [23.0, [removed]])
+    pool.take(1, batch(30.0, 4))  # of which the first was not heard
+    assert (pool.restarts, pool.gaps, pool.missed, pool.again_s) == (2, 2, 3, [])
     show(pool, None, Terminal(width=200))
-    assert "the server began again once: what it had then is gone, and is not counted as evicted" in (
+    assert "the server began again 2 times: what it had then is gone, and is not counted as evicted" in (
         capsys.readouterr().out
     )
