@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kvlab.kv.prefix import Prefix
+from typing import Generic, Protocol, TypeVar
 
 _MOST = 16  # nodes that are compared one by one
 _TOKEN = 8  # bytes
 
 
-class Alike:
+class Node(Protocol):
+    """Of the tree: a block's tokens, packed, and the block that has them."""
+
+    tokens: bytes
+    block: int | None
+
+
+N = TypeVar("N", bound=Node)
+
+
+class Alike(Generic[N]):
     """Nodes with blocks behind one parent that begin with the same tokens, in the order in which they were stored.
 
     Of more than a few each is among those of its next token, too: behind a system prompt, or a token that begins
@@ -22,10 +29,10 @@ class Alike:
     __slots__ = ("by_next", "nodes")
 
     def __init__(self) -> None:
-        self.nodes: dict[Prefix, None] = {}
-        self.by_next: dict[bytes, Alike] = {}  # by the token behind those that they have in common
+        self.nodes: dict[N, None] = {}
+        self.by_next: dict[bytes, Alike[N]] = {}  # by the token behind those that they have in common
 
-    def add(self, node: Prefix, common: int = 0) -> None:
+    def add(self, node: N, common: int = 0) -> None:
         """A node has a block from now on; so many bytes of its tokens are those of the others."""
         self.nodes[node] = None
         if self.by_next or len(self.nodes) > _MOST:
@@ -33,7 +40,7 @@ class Alike:
                 token = each.tokens[common : common + _TOKEN]
                 self.by_next.setdefault(token, Alike()).add(each, common + _TOKEN)
 
-    def remove(self, node: Prefix, common: int = 0) -> bool:
+    def remove(self, node: N, common: int = 0) -> bool:
         """A node has no block any more; whether none is left."""
         self.nodes.pop(node, None)
         token = node.tokens[common : common + _TOKEN]
@@ -42,7 +49,7 @@ class Alike:
             del self.by_next[token]
         return not self.nodes
 
-    def longest(self, tokens: bytes, without: Collection[int]) -> tuple[Prefix | None, int]:
+    def longest(self, tokens: bytes, without: Collection[int]) -> tuple[N | None, int]:
         """The first stored of those that begin with most of these tokens, and how many bytes that is; not in the
         blocks `without`.
         """

@@ -98,7 +98,7 @@ class PrefixIndex:
         self._roots: dict[bytes, Prefix] = {}  # by salt; a root goes with its last node
         self._pack_block = Struct(f"{block_size}q").pack
         self._block = f"{8 * block_size}s"  # a struct cannot be copied
-        self._alike: dict[Prefix | None, Alike] = {}  # nodes with blocks by parent, where parts of blocks are found
+        self._alike: dict[Prefix | None, Alike[Prefix]] = {}  # nodes with blocks by parent, where parts are found
         # The prompt that was looked up last, its salt and the nodes found: one that waits for memory is looked up
         # step after step, and its known tokens stay what they are.
         self._found: tuple[Sequence[int] | None, Hashable, list[Prefix]] = (None, None, [])
