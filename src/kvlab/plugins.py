@@ -21,6 +21,9 @@ from kvlab.errors import ConfigError, KvlabError
 _loaded: dict[str, None] = {}  # in the order in which they were loaded
 _installed: set[str] = set()  # modules of entry points, which are named by their distributions there
 
+FULL_ERROR = "HYDRA_FULL_ERROR"  # which has Hydra raise what it would print a part of
+SET_HERE = "KVLAB_FULL_ERROR"  # by `kvlab run`
+
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
     """Import the entry points of installed packages, then these modules; what is imported already stays as it is.
@@ -57,6 +60,11 @@ def raised_in(error: BaseException) -> str:
 def reason_of(error: Exception) -> str:
     """What an error says: kvlab's own in its words, others with their type and where a plugin raised them."""
     return str(error) if isinstance(error, KvlabError) else f"{type(error).__name__}: {error}{raised_in(error)}"
+
+
+def asks_for_traceback() -> bool:
+    """Whether a user does, by `HYDRA_FULL_ERROR`: not where a command set it, whose children have it, too."""
+    return FULL_ERROR in os.environ and SET_HERE not in os.environ
 
 
 def told(error: Exception) -> str | None:

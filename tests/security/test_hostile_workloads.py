@@ -279,7 +279,9 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
 def test_a_run_of_it_ends_with_the_sentence(settings: list[str], sentence: str, tmp_path: Path) -> None:
     file = written(GOOD, line(n=10**6))(tmp_path / "requests.jsonl")
     given = [text.format(file=file) for text in settings]
-    ended = Lab(tmp_path, (*TINY, "tracking=off")).here(*given)
+    keys = {text.partition("=")[0] for text in given}
+    tiny = (text for text in TINY if text.partition("=")[0] not in keys)  # twice would be warned of
+    ended = Lab(tmp_path, (*tiny, "tracking=off")).here(*given)
     assert ended.code == 2
     assert ended.output.startswith(sentence.format(file=file))
     assert ended.output.count("\n") == 1

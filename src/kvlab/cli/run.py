@@ -25,11 +25,10 @@ from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.paths import CONF
-from kvlab.plugins import told
+from kvlab.plugins import FULL_ERROR, SET_HERE, asks_for_traceback, told
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redacted_output
 
-_shows_traceback = "HYDRA_FULL_ERROR" in os.environ  # whether a user asks for it, where a sentence would do
 _said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
 
 
@@ -98,7 +97,7 @@ def _run(cfg: DictConfig) -> dict[str, Any] | None:
                 with suppress(OSError):
                     directory.rmdir()  # Hydra's own and empty: a report on all runs would stumble over it
             fail(str(error))
-        if not _shows_traceback and (text := told(error)):
+        if not asks_for_traceback() and (text := told(error)):
             fail(text)
         raise
     if point is not None:
@@ -153,16 +152,17 @@ def main() -> None:
             sys.argv[1:] = written_out(sys.argv[1:])
     except KvlabError as error:
         fail(str(error))
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints a part of the traceback and exits
+    ours = {} if FULL_ERROR in os.environ else {FULL_ERROR: "1", SET_HERE: "1"}
+    os.environ.update(ours)  # else Hydra prints a part of the traceback and exits
     try:
         job()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         mistaken = mistake(error, [text for text in sys.argv[1:] if not text.startswith("-")])
-        if mistaken is None or _shows_traceback:
+        if mistaken is None or asks_for_traceback():
             raise
         fail(str(mistaken))
     finally:
-        if not _shows_traceback:
-            del os.environ["HYDRA_FULL_ERROR"]
+        for name in ours:
+            os.environ.pop(name, None)

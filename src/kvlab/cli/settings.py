@@ -6,7 +6,6 @@ They are written as those of a run, key=value in Hydra's grammar, and may stand 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
@@ -19,7 +18,7 @@ from kvlab.cli.mistakes import explained
 from kvlab.cli.output import lasting_output
 from kvlab.errors import ConfigError, KvlabError, nearest, printable
 from kvlab.lab.settings import setting as setting
-from kvlab.plugins import load_plugins, told
+from kvlab.plugins import asks_for_traceback, load_plugins, told
 from kvlab.secrets import redact, redacted_output
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def command(
                 if text is None and isinstance(error, OSError):  # a disk that is full, a directory that is gone
                     where = f"{error.filename}: " if error.filename else ""
                     fail(f"{where}{error.strerror or error}")
-                if text is None or "HYDRA_FULL_ERROR" in os.environ:
+                if text is None or asks_for_traceback():
                     raise
                 fail(text)
             finally:
