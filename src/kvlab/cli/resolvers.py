@@ -56,7 +56,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
     context; else kvlab's, as for static batches, which no server forms.
     """
-    defaults, scheduler = defaults_of(_root_), _root_.scheduler
+    defaults, scheduler, model = defaults_of(_root_), _root_.scheduler, _root_.model
     if name == "long_prefill_threshold":  # a prompt is computed by one group, within its share of a step's tokens
         groups = int(_root_.executor.attention_data_parallel)
         is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
@@ -72,19 +72,15 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         kinds |= dict.fromkeys(("block_size", "partial_reuse"), KVConfig)
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
-        return _published(_root_.model, "max_position_embeddings") or ModelConfig.max_seq_len
+        positions = number_of(model.path, model.architecture, "max_position_embeddings")
+        return positions or ModelConfig.max_seq_len
     if name in ("memory_utilization", "block_size"):
-        latent = _published(_root_.model, "kv_lora_rank") is not None
+        latent = number_of(model.path, model.architecture, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
         return getattr(defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
-
-
-def _published(model: DictConfig, key: str) -> int | None:
-    """A number of a model's config.json; None where it has none, or cannot be read before the run."""
-    return number_of(model.path, model.architecture, key)
 
 
 def _environment(name: str, *default: Any) -> str | None:

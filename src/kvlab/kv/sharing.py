@@ -29,7 +29,6 @@ class _Slot:
     pending: Sequence[Prefix] = ()
     elsewhere: bool = False  # some pending content is, or was, in another block
     hits: int = 0  # blocks that were found when the slot was opened
-    part: int = 0  # tokens that were found of the block behind them
     same_step: Sequence[int] = ()  # which of them the step in preparation filled
     resumed: bool = False
     pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
@@ -77,14 +76,14 @@ class PrefixSharing(BlockSharing):
         self._count_hits(state, count, pending, part)
 
     def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int], part: int = 0) -> None:
-        """Count a slot's hits, instead of those that were counted before."""
-        tokens = (hits - state.hits) * self._tables.block_size + part - state.part
+        """Count a slot's hits, instead of those that were counted before, and so many tokens behind them."""
+        tokens = (hits - state.hits) * self._tables.block_size + part
         if state.resumed:
             self.recompute_tokens += tokens
         else:
             self.hit_tokens += tokens
             self.same_step_tokens += (len(same_step) - len(state.same_step)) * self._tables.block_size
-        state.hits, state.same_step, state.part = hits, same_step, part
+        state.hits, state.same_step = hits, same_step
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
         source = self._slots[slot]
