@@ -50,6 +50,14 @@ def test_another_number_of_threads_is_another_machine(measured: list[str], monke
     assert known_rates("float32") is None
 
 
+def test_a_processor_held_to_fewer_instructions_is_another_machine(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_and_keep("bfloat16")
+    monkeypatch.setenv("KVLAB_CPU_ARCH", "x86-64-v2")
+    assert known_rates("bfloat16") is None
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["a"]', '{"a": [1]}'])
 def test_a_spoiled_cache_is_replaced(measured: list[str], tmp_path: Path, text: str) -> None:
     (tmp_path / "cache").mkdir()

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import math
+import os
 import timeit
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,8 @@ _ROWS = 512
 _SHAPES = ((4096, 1024), (1024, 3072), (4096, 4096))  # outputs, inputs: those of decoders, small to large
 _SEQUENCES, _BLOCK = 16, 16  # that decode at once, and tokens of their blocks
 _ROUNDS, _CONTEXT_ROUNDS = 3, 8
+# What holds a processor to fewer instructions than it has.
+_ISA_SETTINGS = ("KVLAB_CPU_ARCH", "KVLAB_CPU_PATHS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 _ROUNDS_S = 0.15  # for one way to multiply one shape, where three rounds do not take longer
 
 
@@ -69,7 +72,8 @@ def rates_here(dtype: str, threads: int | None) -> MachineRates:
 
 def _key(dtype: str) -> str:
     threads = torch.get_num_threads()
-    return f"{describe('cpu')}; {threads} threads; {dtype} in registers or tiles; torch {torch.__version__}"
+    held = "".join(f"; {name}={os.environ[name]}" for name in _ISA_SETTINGS if os.environ.get(name))
+    return f"{describe('cpu')}; {threads} threads; {dtype} in registers or tiles; torch {torch.__version__}{held}"
 
 
 @torch.inference_mode()
