@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,7 +119,14 @@ def test_a_runs_roofline_is_found_in_its_files(
     with known_machine():
         kvlab.cli.roofline.main()
     torch.set_num_threads(threads)
-    assert f"{share:.1f} % of the roofline" in capsys.readouterr().out
+    shown = re.search(
+        rf"{share:.1f} % of the roofline; steps with prompts ([\d.]+) %, decode steps ([\d.]+) %",
+        capsys.readouterr().out,
+    )
+    assert shown is not None
+    prompts, decodes = map(float, shown.groups())
+    assert min(prompts, decodes) - 0.1 <= share <= max(prompts, decodes) + 0.1
+    assert prompts != decodes
 
 
 @pytest.mark.parametrize(("crowded", "kept"), [(None, True), ("cores are shared", False)])

@@ -62,10 +62,17 @@ def _show_run(directory: Path, *, again: bool) -> None:
     if facts["machine"] != describe("cpu"):
         print(f"warning: the run was on {facts['machine']}, the rates are those of {describe('cpu')}")
     costs = RunCosts(decoder_config(config.model), facts["bytes_per_weight"], facts["kv_bytes_per_token"])
-    bound = roofline(costs, run.steps(), rates)
+    steps = run.steps()
+    bound = roofline(costs, steps, rates)
+    kinds = {
+        "steps with prompts": [step for step in steps if step.prefill_tokens],
+        "decode steps": [step for step in steps if not step.prefill_tokens],
+    }
+    shares = {kind: roofline(costs, part, rates).share for kind, part in kinds.items()}
     print(
         f"{run.name}: its steps took {bound.steps_s:.2f} s and could take {bound.bound_s:.2f} s, "
-        f"{bound.memory_s:.2f} s of it in steps that memory limits: {bound.share:.1f} % of the roofline"
+        f"{bound.memory_s:.2f} s of it in steps that memory limits: {bound.share:.1f} % of the roofline; "
+        + ", ".join(f"{kind} {share:.1f} %" for kind, share in shares.items() if share)
     )
 
 
