@@ -46,6 +46,30 @@ Feature: How many sequences fit
       When I plan "model=deepseek_v3 hardware=h200_sxm executor.attention_data_parallel=8 framework=sglang lengths=163840"
       Then 0 contiguous and 0 paged sequences of 163840 tokens fit
 
+    @R29.32
+    Scenario Outline: Three of four layers of Qwen3.5 35B-A3B keep a state of a sequence, K and V in <dtype>
+      When I plan "model=qwen3_5_35b_a3b hardware=h200_sxm kv.memory=20GiB kv.dtype=<dtype> scheduler.ahead=false lengths=256"
+      Then the planner says "30 of 40 layers"
+      And a token takes <token> bytes and a block of <tokens> tokens <block>
+      And <slots> contiguous and <short> paged sequences of 256 tokens fit
+
+      Examples: four blocks of a sequence that one block of attention holds
+        | dtype    | token | tokens | block    | slots | short |
+        | auto     | 20480 | 1056   | 21626880 | 4     | 248   |
+        | fp8_e4m3 | 10240 | 2096   | 21463040 | 8     | 250   |
+
+    @R29.32
+    Scenario: A server that keeps states apart from blocks is not planned
+      When I plan "model=qwen3_5_35b_a3b hardware=h200_sxm framework=sglang"
+      Then the command fails without a traceback
+      And the message says "framework=sglang: keeps the states of qwen3_5_35b_a3b's linear attention in a pool of their own, which is not planned; framework=vllm is"
+
+    @R29.32
+    Scenario: A run of such a model says where prefixes are found, and that none like it was measured
+      When I run "model=qwen3_5_27b hardware=h100_sxm executor.weights=fp8 executor.dtype=bfloat16 model.max_seq_len=4096" on a tiny model
+      Then the message says "linear attention of qwen3_5_27b: prefixes are found at the end of each block of 784 tokens here; vLLM keeps states where its steps end"
+      And the message says "no deployment with linear attention was measured"
+
     @R2.1
     Scenario: A token costs what its KV heads store, however many query heads read it
       When I plan "model=qwen3_4b memory=16GiB"

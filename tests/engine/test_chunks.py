@@ -42,6 +42,17 @@ def test_no_chunk_size_changes_a_token(budget: int, threshold: int | None, mixed
         assert max(tokens for step in shares(executor) for tokens in step) <= threshold
 
 
+def test_a_step_may_compute_less_than_a_block() -> None:
+    executor = TableExecutor()
+    engine = table_engine(
+        table_pool(6, block_size=32), executor, max_batch_size=4, max_batched_tokens=7, admission_reserve=0.0
+    )
+    sequences = [engine.add_request(asked(number, 11 * number + 1, 9)) for number in range(5)]
+    drain(engine)
+    assert [s.output_token_ids for s in sequences] == [undisturbed(s.request) for s in sequences]
+    assert executor.errors == []
+
+
 def test_a_long_prompt_leaves_tokens_to_those_behind_it() -> None:
     executor = TableExecutor()
     engine = table_engine(table_pool(60), executor, max_batched_tokens=24, long_prefill_threshold=16)

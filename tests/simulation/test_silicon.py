@@ -76,7 +76,7 @@ def test_ragged_batches(timing: SiliconTiming) -> None:
     alike = prefill([256, 256], [0, 0]), prefill([512, 512], [0, 0])
     assert prefill([256, 512], [0, 0]) == pytest.approx(sum(alike) / 2)
     mixed = timing.device_s(counts(1, 1, 300), counts(700, 900, 300), 3)
-    linear = timing._linear_s(302) + timing._head_s(3)
+    linear = timing._linear_s(302) + timing._rows_s(timing._specs["head"], 3)
     assert mixed == pytest.approx(linear + decode(counts(700, 900)) + prefill([300], [0]))
     assert timing.device_s(counts(300), counts(300), 0) == pytest.approx(
         timing._linear_s(300) + prefill([300], [0])

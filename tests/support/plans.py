@@ -11,10 +11,14 @@ from kvlab.paths import CONF
 
 GIB = 2**30
 _FILES = {file.stem: file.read_text() for file in sorted(CONF.glob("model/*.yaml"))}
-#: Mixtures of experts.
-SPARSE_MODELS = [name for name, text in _FILES.items() if "experts" in text]
+#: Models with linear attention in some layers.
+LINEAR_MODELS = [name for name, text in _FILES.items() if "linear_num_key_heads" in text]
+#: Mixtures of experts without.
+SPARSE_MODELS = [name for name, text in _FILES.items() if "experts" in text and name not in LINEAR_MODELS]
 #: Others whose shapes are in their file.
-MODELS = [name for name, text in _FILES.items() if "architecture:" in text and name not in SPARSE_MODELS]
+MODELS = [
+    name for name, text in _FILES.items() if "architecture:" in text and name not in SPARSE_MODELS + LINEAR_MODELS
+]
 
 
 def compose_run(*overrides: str) -> RunConfig:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kvlab.config import (
-    KVConfig,
     PreemptionConfig,
     RunConfig,
     SchedulerConfig,
@@ -67,16 +66,6 @@ class TestScheduler:
         with pytest.raises(ConfigError, match="known: fewest_generated, last_admitted, priority") as caught:
             PreemptionConfig("the tallest")
         assert (caught.value.key, caught.value.value) == ("scheduler.preemption.victim", "the tallest")
-
-    def test_a_step_has_to_fill_a_block(self) -> None:
-        scheduler = SchedulerConfig(max_batch_size=8, max_batched_tokens=8)
-        with pytest.raises(
-            ConfigError, match=r"less than kv\.block_size=16: a step could not fill a block"
-        ) as caught:
-            RunConfig(kv=KVConfig(block_size=16), scheduler=scheduler)
-        assert caught.value.key == "scheduler.max_batched_tokens"
-        RunConfig(kv=KVConfig(block_size=8), scheduler=scheduler)
-        RunConfig(kv=KVConfig(backend="contiguous", block_size=16), scheduler=scheduler)
 
     @pytest.mark.parametrize(
         ("policy", "asked", "reserves"),

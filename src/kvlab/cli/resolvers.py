@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -12,7 +12,9 @@ from omegaconf.resolvers import oc
 
 from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
 from kvlab.config.server_defaults import defaults_of
+from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.families import number_of
+from kvlab.models.linear import usual_block
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import take_from_environment
@@ -77,10 +79,25 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     if name in ("memory_utilization", "block_size"):
         latent = number_of(model.path, model.architecture, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
+        if (
+            name == "block_size"
+            and str(_root_.framework.name).startswith("vllm")
+            and (block := _state_block(_root_))
+        ):
+            return block
         return getattr(defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
+
+
+def _state_block(root: DictConfig) -> int | None:
+    """Tokens of a block that holds a state of the model's linear attention; None: it has none."""
+    executor, kv = root.executor, root.kv
+    element = DTYPE_BYTES[str(executor.dtype)]
+    kv_element = DTYPE_BYTES.get(str(kv.dtype), element)
+    number = partial(number_of, root.model.path, root.model.architecture)
+    return usual_block(number, int(executor.tensor_parallel), element, kv_element)
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -10,7 +10,6 @@ from kvlab.config.model import ModelConfig
 from kvlab.config.scheduler import SchedulerConfig
 from kvlab.config.values import MOST_SEED, at_least
 from kvlab.errors import ConfigError
-from kvlab.registry import registry
 
 
 @dataclass
@@ -28,10 +27,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0, MOST_SEED)
-        tokens, size = self.scheduler.max_batched_tokens, self.kv.block_size
-        if tokens < size and registry("kv.backend").get(self.kv.backend).is_paged():
-            text = f"is less than kv.block_size={size}: a step could not fill a block"
-            raise ConfigError("scheduler.max_batched_tokens", tokens, text)
         if self.hardware is not None and not self.hardware.cuda and self.framework.tables == "trtllm":
             text = f"runs on NVIDIA's devices alone, and hardware={self.hardware.name} is none; take vllm or sglang"
             raise ConfigError("framework", self.framework.name, text)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+STATE = 0  # in place of a window: a state of the whole sequence, which is in its last block
 _SIMILAR = 1.25  # kinds whose counts differ by less than this share the larger count, as in vLLM
 
 
@@ -18,6 +19,7 @@ class LayerGroup:
 
     layers: tuple[int, ...]
     window: int | None = None
+    has_state: bool = False  # no K and V, but a state, which a block holds that the sequence has come to
 
     def first_block(self, tokens: int, block_size: int) -> int:
         """The first block that the last of so many tokens sees."""
@@ -34,12 +36,14 @@ class LayerGroup:
         whole = -(-tokens // block_size) - shared
         if self.window is None:
             return whole
-        before = max(self.window - 1, block_size)  # the last full block stays: what follows it is found behind it
+        # The last full block stays: what follows it is found behind it.
+        before = 0 if self.has_state else max(self.window - 1, block_size)
         return min(whole, -(-(before + step_tokens) // block_size) + 1)
 
 
 def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[LayerGroup, ...]:
-    """Groups of equally many layers for layers of these sliding windows, those with full attention first.
+    """Groups of equally many layers for layers of these sliding windows, those with full attention first, then
+    those with a `STATE`.
 
     As many layers make a group as there are of the rarest kind, so that blocks are of one size and none is larger
     than it has to be; the last group of a kind may have fewer layers, and leaves the rest of its blocks unused. A
@@ -50,9 +54,9 @@ def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[Layer
         kinds[window if window is not None and window < max_seq_len else None].append(layer)
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if max(counts) < _SIMILAR * min(counts) else min(counts)
-    order = sorted(kinds, key=lambda window: 0 if window is None else window)
+    order = sorted(kinds, key=lambda window: -1 if window is None else window)
     return tuple(
-        LayerGroup(tuple(kinds[window][first : first + size]), window)
+        LayerGroup(tuple(kinds[window][first : first + size]), 1 if window == STATE else window, window == STATE)
         for window in order
         for first in range(0, len(kinds[window]), size)
     )

@@ -42,7 +42,7 @@ class PoolSize:
         """Bytes of a token slot."""
         if not self.groups:
             return self.bytes_per_token
-        layers = sum(len(group.layers) for group in self.groups)
+        layers = sum(len(group.layers) for group in self.groups if not group.has_state)
         return self.bytes_per_token // layers * layers_per_block(self.groups)
 
     @property

@@ -96,6 +96,7 @@ class CapacityPlan(MemoryPlan):
             "lacking": list(self.lacking),
             "inputs": {
                 "layers": model.num_layers,
+                "state_layers": sum(layer.has_state for layer in model.layers),
                 "sliding_layers": sum(layer.sliding_window is not None for layer in model.layers),
                 "query_heads": model.num_heads,
                 "kv_heads": spec.num_kv_heads,

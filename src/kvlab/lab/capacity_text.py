@@ -11,7 +11,7 @@ from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES, KVSpec
 from kvlab.lab.capacity import CapacityPlan
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal, marked
-from kvlab.models.sparse import SparseConfig
+from kvlab.models.sparse import SparseConfig, is_mixture
 from kvlab.planning.formats import DESCRIBED
 from kvlab.planning.memory import layer_tensors
 
@@ -51,6 +51,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
             keep = f"all of them, up to model.max_seq_len={longest:,}"
         note = f"see the last {window:,} tokens, and {keep}"
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
+    if isinstance(model, SparseConfig) and (linear := model.linear) is not None:
+        state = linear.state_bytes(1, DTYPE_BYTES[plan.settings.dtype])
+        note = f"keep a state of {format_bytes(state)} each for a sequence, in one block of its group, not K and V"
+        yield "linear attention", f"{model.linear_layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
         of_devices = f": {plan.of_devices}" if plan.of_devices else ""
@@ -68,7 +72,7 @@ def model_line(plan: CapacityPlan) -> str:
     """The model's shape in words."""
     model, millions = plan.model, plan.model.num_parameters / 1e6
     heads = f"{model.num_heads} query heads over {model.num_kv_heads} KV heads of {model.head_dim}"
-    if not isinstance(model, SparseConfig):
+    if not isinstance(model, SparseConfig) or not is_mixture(model):
         return f"{model.num_layers} layers, {heads}, {millions:,.0f} M parameters"
     if model.latent is not None:
         heads = f"{model.num_heads} query heads over a latent of {plan.spec.head_dim}"
@@ -82,7 +86,8 @@ def _block_formula(plan: CapacityPlan) -> str:
     if not pool.groups:
         return f"{pool.block_size} tokens x {spec.bytes_per_token:,} bytes"
     kinds = Counter(
-        "full attention" if group.window is None else f"{group.window:,} tokens" for group in pool.groups
+        "states" if group.has_state else "full attention" if group.window is None else f"{group.window:,} tokens"
+        for group in pool.groups
     )
     groups = " and ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"{pool.block_size} tokens x {spec.layers_per_block} layers; groups of layers: {groups}"

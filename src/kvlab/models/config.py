@@ -1,5 +1,6 @@
 """The options of the decoder, which describe the model families."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class LayerConfig:
 
     rope: RopeConfig = RopeConfig(10_000.0)
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it; None: all
+    has_state: bool = False  # of a size of its own for each sequence, in place of K and V for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class DecoderConfig:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have a state for each sequence."""
+        return any(layer.has_state for layer in self.layers)
+
+    @property
+    def windows(self) -> Counter[int | None]:
+        """How many layers with K and V for each token have each sliding window; None: they see all tokens."""
+        return Counter(layer.sliding_window for layer in self.layers if not layer.has_state)
 
     @property
     def initial_norm_weight(self) -> float:

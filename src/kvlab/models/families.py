@@ -18,7 +18,7 @@ from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
 from kvlab.models.published import located
-from kvlab.models.sparse import SPARSE, read_sparse
+from kvlab.models.sparse import LINEAR, SPARSE, read_sparse
 from kvlab.models.values import POSITIVE, Family, Values, is_positive
 
 _KINDS: dict[str, Family] = {
@@ -98,6 +98,9 @@ def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> De
     """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
     if simulated and values.get("model_type") in SPARSE:
         return read_sparse(values)
+    if (family := values.get("model_type")) in LINEAR:
+        text = "has layers with linear attention, which simulated devices alone have"
+        raise ConfigError("model_type", family, f"{text}; set hardware=, as hardware=h100_sxm")
     if implementation == "kvlab" or (implementation == "auto" and values.get("model_type") in FAMILIES):
         return read_config(values)
     try:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from kvlab.config.executor import ExecutorConfig
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import KVSpec
+from kvlab.models.checkpoint_format import FP8_BLOCK, checkpoint_format
 from kvlab.models.config import DecoderConfig, LayerConfig, eos_token_ids
+from kvlab.models.linear import Linear, language_model, layer_kinds, read_linear
 from kvlab.models.values import Family, Values
-
-FP8_BLOCK = 128  # numbers on a side of the square that has one scale, of a checkpoint in fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Experts:
     active: int  # that compute a token
     size: int  # intermediate numbers of each
     shared: int  # of those that compute every token, all together
-    layers: int  # that are mixtures; the others have one feed-forward of `intermediate_size`
+    layers: int  # that are mixtures; the others, which may be all, have one feed-forward of `intermediate_size`
     has_biases: bool  # of the experts and of the router
     has_correction: bool  # a float32 for each expert beside the router
 
@@ -90,6 +90,8 @@ class SparseConfig(DecoderConfig):
     bias_numbers: int  # of attention, sinks included, of all layers
     rotary_dim: int  # numbers of a head that are turned
     division: Division = _UNDIVIDED
+    linear: Linear | None = None  # of the layers that have a state; None: there are none
+    has_gate: bool = False  # on attention's output, which the projection of the queries gives
 
     @property
     def num_parameters(self) -> int:
@@ -114,7 +116,10 @@ class SparseConfig(DecoderConfig):
         each = 3 * hidden * mixture.size + (2 * mixture.size + hidden if mixture.has_biases else 0)
         mixed = mixture.layers * (experts * each + 3 * hidden * mixture.shared)
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        attention = self.num_layers * sum(outputs * inputs for outputs, inputs, _ in self.attention_matrices)
+        attention = self.attention_layers * sum(outputs * inputs for outputs, inputs, _ in self.attention_matrices)
+        if self.linear is not None:
+            matrices = sum(outputs * inputs for outputs, inputs in self.linear.matrices(hidden))
+            attention += self.linear_layers * (matrices + self.linear.vectors)
         return attention + dense + routers + mixed + embeddings + self.norm_numbers + self.bias_numbers
 
     def layer_numbers(self, queries: int, keys: int) -> int:
@@ -126,15 +131,27 @@ class SparseConfig(DecoderConfig):
         mixture, parts = self.experts, self.division.expert_tensor
         experts = mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
         heads = (queries * self.num_heads + keys * self.num_kv_heads) * self.head_dim
+        if self.linear is not None:  # queries, keys, values and their gate
+            heads = max(heads, 2 * (self.linear.keys + self.linear.values))
         return max(heads // self.division.tensor, experts * self.division.data)
 
     @property
+    def linear_layers(self) -> int:
+        """Layers that have a state in place of K and V."""
+        return sum(layer.has_state for layer in self.layers)
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that have K and V, or a latent of both."""
+        return self.num_layers - self.linear_layers
+
+    @property
     def attention_matrices(self) -> tuple[tuple[int, int, bool], ...]:
-        """Outputs and inputs of each in a layer, and whether every device has the whole of it."""
+        """Outputs and inputs of each in a layer with attention, and whether every device has the whole of it."""
         hidden, heads = self.hidden_size, self.num_heads
         if (latent := self.latent) is None:
             q, kv = heads * self.head_dim, self.num_kv_heads * self.head_dim
-            return (q, hidden, False), (2 * kv, hidden, False), (hidden, q, False)
+            return ((1 + self.has_gate) * q, hidden, False), (2 * kv, hidden, False), (hidden, q, False)
         up, rank = heads * (latent.nope + latent.rope), latent.query_rank
         queries = ((up, hidden, False),) if rank is None else ((rank, hidden, True), (up, rank, False))
         down = (latent.rank + latent.rope, hidden, True)
@@ -171,7 +188,8 @@ class SparseConfig(DecoderConfig):
     def kv_spec(self, dtype: str, value_dtype: str | None = None) -> KVSpec:
         copies = self.kv_copies
         if self.latent is None:
-            return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype, value_dtype, copies=copies)
+            layers = self.attention_layers
+            return KVSpec(layers, self.num_kv_heads, self.head_dim, dtype, value_dtype, copies=copies)
         return KVSpec(self.num_layers, 1, self.latent.rank + self.latent.rope, dtype, value_dim=0, copies=copies)
 
     def divided(self, executor: ExecutorConfig, name: str, tensor: int | None = None) -> SparseConfig:
@@ -182,18 +200,26 @@ class SparseConfig(DecoderConfig):
             tensor or executor.tensor_parallel, executor.attention_data_parallel, executor.expert_parallel
         )
         kv_heads, mixture, parts = self.num_kv_heads, self.experts, division.expert_tensor
+        for key, count in (("attention_data_parallel", division.data), ("expert_parallel", division.experts)):
+            if count > 1 and not mixture.layers:
+                text = f"is for mixtures of experts, and {name} has no experts; leave it at 1"
+                raise ConfigError(f"executor.{key}", count, text)
         if self.num_heads % division.tensor or (kv_heads % division.tensor and division.tensor % kv_heads):
             text = f"{name} has {self.num_heads} query heads and {kv_heads} KV heads, which it has to divide"
             raise ConfigError("executor.tensor_parallel", division.tensor, text)
+        if self.linear is not None:
+            self.linear.check_devices(name, division.tensor)
         if mixture.count % division.experts or division.devices % division.experts:
             text = f"has to divide the {mixture.count} experts of {name}, and the devices, of which there are"
             raise ConfigError("executor.expert_parallel", division.experts, f"{text} {division.devices}")
         stored = self.formats(executor.weights, executor.dtype).experts
         if mixture.size % parts or (stored == "fp8_block" and mixture.size // parts % FP8_BLOCK):
-            size = f"an expert of {name} has {mixture.size} intermediate numbers"
-            text = f"{size}, which {parts} devices cannot divide"
+            whose = f"an expert of {name}" if mixture.layers else name
+            text = f"{whose} has {mixture.size} intermediate numbers, which {parts} devices cannot divide"
             if stored == "fp8_block":
                 text += f" into parts of {FP8_BLOCK}, each of which has a scale"
+            if not mixture.layers:
+                raise ConfigError("executor.tensor_parallel", division.tensor, text)
             instead = f"executor.expert_parallel={division.devices} divides the experts by number"
             raise ConfigError("executor.expert_parallel", division.experts, f"{text}; {instead}")
         return replace(self, division=division)
@@ -204,14 +230,13 @@ _FAMILY = Family({"tie_word_embeddings": False, "decoder_sparse_step": 1, "first
 
 def is_mixture(model: object) -> bool:
     """Whether it has experts among which a token chooses."""
-    return isinstance(model, SparseConfig)
+    return isinstance(model, SparseConfig) and model.experts.layers > 0
 
 
 _LATENT = ("deepseek_v3", "kimi_k2")
-SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT)  # values of model_type
+LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # the first has no experts
+SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT, *LINEAR)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
-_METHODS = {"mxfp4": "mxfp4", "fp8": "fp8_block"}
-_INT4 = {128: "int4_wo", 32: "int4_wo_g32"}  # by the numbers that share a scale
 #: Parts of attention, and those that NVIDIA's checkpoints in nvfp4 leave in 16 bits (hf_quant_config.json of
 #: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2).
 _ATTENTION = ("attention", "output")
@@ -222,7 +247,7 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     """The model that the values of a config.json of one of `SPARSE` describe, on one device. Raises ConfigError for
     values that it cannot have.
     """
-    family, values = str(config["model_type"]), Values(_FAMILY, config)
+    family, values = str(config["model_type"]), Values(_FAMILY, language_model(config))
     counts = (values.count(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     layers, hidden, heads = counts
     latent, is_glm = _latent(values) if family in _LATENT else None, family == "glm4_moe"
@@ -230,9 +255,10 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
     head_dim = latent.nope + latent.rope if latent else values.count("head_dim", default=hidden // heads)
-    turned = int(head_dim * (values.optional_number("partial_rotary_factor") or 0.5)) if is_glm else head_dim
+    linear = read_linear(values) if family in LINEAR else None
+    turned = int(head_dim * (_rotary_share(values) or 0.5)) if is_glm or linear else head_dim
     vocab_size, q, kv = values.count("vocab_size"), heads * head_dim, kv_heads * head_dim
-    head_norms = {"qwen3_moe": 2 * head_dim, "minimax_m2": q + kv}.get(family, 0)
+    head_norms = 2 * head_dim if linear else {"qwen3_moe": 2 * head_dim, "minimax_m2": q + kv}.get(family, 0)
     if is_glm and values.flag("use_qk_norm"):
         head_norms = 2 * head_dim
     if latent:
@@ -240,12 +266,16 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     biases = q + 2 * kv + (0 if is_glm else hidden) if values.flag("attention_bias") else 0
     if biases and latent:
         raise ConfigError("attention_bias", True, "latent attention has no biases here; only false")
+    kinds = _layers(values, family, layers)
+    own = sum(not layer.has_state for layer in kinds)
+    gates = layers * hidden if family in LINEAR[1:] else 0  # of shared experts: a number for each token
     return SparseConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=values.count("intermediate_size"),
-        layers=_layers(values, family, layers),
+        # All layers of a qwen3_5_moe are mixtures.
+        intermediate_size=values.count("intermediate_size", default=1 if family == "qwen3_5_moe" else None),
+        layers=kinds,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -256,20 +286,34 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
         qk_norm=bool(head_norms) and not latent,
         experts=_experts(values, family, layers),
         latent=latent,
-        quantization=_quantization(values),
-        norm_numbers=layers * (2 * hidden + head_norms) + hidden,
+        quantization=checkpoint_format(values),
+        norm_numbers=layers * 2 * hidden + own * head_norms + hidden + gates,
         bias_numbers=layers * (biases + (heads if family == "gpt_oss" else 0)),
         rotary_dim=latent.rope if latent else values.count("rotary_dim", default=turned),
+        linear=linear,
+        has_gate=linear is not None,
     )
 
 
+def _rotary_share(values: Values) -> float | None:
+    """The share of a head's numbers that are turned, where it is given."""
+    inner = values("rope_parameters")
+    given = inner.get("partial_rotary_factor") if isinstance(inner, Mapping) else None
+    return values.optional_number("partial_rotary_factor") if given is None else float(given)
+
+
 def _experts(values: Values, family: str, layers: int) -> Experts:
+    if family == "qwen3_5":
+        size = values.count("intermediate_size")
+        return Experts(1, 1, size, 0, layers=0, has_biases=False, has_correction=False)
     key = next((key for key in _COUNTS if values(key) is not None), _COUNTS[0])
     count = values.count(key)
     active = values.count("num_experts_per_tok", most=count)
-    own = family in ("glm4_moe", "qwen3_moe", *_LATENT)
+    own = family in ("glm4_moe", "qwen3_moe", *_LATENT, *LINEAR)
     size = values.count("moe_intermediate_size" if own else "intermediate_size")
     shared = values.count("n_shared_experts", default=0, least=0) * size
+    if family in LINEAR:
+        shared = values.count("shared_expert_intermediate_size", default=0, least=0)
     step, first = values.count("decoder_sparse_step"), values.count("first_k_dense_replace", least=0)
     dense = values("mlp_only_layers") or ()
     mixtures = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, layers))
@@ -285,6 +329,8 @@ def _latent(values: Values) -> Latent:
 
 def _layers(values: Values, family: str, count: int) -> tuple[LayerConfig, ...]:
     """Full attention, or windows where `layer_types` says so; without types, where a window is in use."""
+    if family in LINEAR:
+        return tuple(LayerConfig(has_state=kind == "linear_attention") for kind in layer_kinds(values, count))
     kinds = values("layer_types")
     if kinds is None:
         sliding = family == "gpt_oss" or values.flag("use_sliding_window") or family == "mixtral"
@@ -298,31 +344,3 @@ def _layers(values: Values, family: str, count: int) -> tuple[LayerConfig, ...]:
         raise ConfigError("layer_types", kinds, text)
     window = values.count("sliding_window") if "sliding_attention" in kinds else None
     return tuple(LayerConfig(sliding_window=window if kind != "full_attention" else None) for kind in kinds)
-
-
-def _quantization(values: Values) -> str | None:
-    asked = values("quantization_config")
-    if asked is None:
-        return None
-    method = asked.get("quant_method") if isinstance(asked, Mapping) else asked
-    if method == "compressed-tensors":
-        return _int4_experts(asked)
-    block = asked.get("weight_block_size", [FP8_BLOCK] * 2) if isinstance(asked, Mapping) else None
-    if method not in _METHODS or (method == "fp8" and list(block or ()) != [FP8_BLOCK] * 2):
-        known = f"known: mxfp4, and fp8 in blocks of {FP8_BLOCK} x {FP8_BLOCK}; or set executor.weights"
-        raise ConfigError("quantization_config", method, f"unknown; {known}, and leave it out")
-    return _METHODS[method]
-
-
-def _int4_experts(asked: Any) -> str:
-    """The format of a checkpoint of compressed-tensors whose experts alone are quantised (Kimi K2.5)."""
-    try:
-        weights, ignored = asked["config_groups"]["group_0"]["weights"], " ".join(asked["ignore"])
-        stored = _INT4[weights["group_size"]] if (weights["num_bits"], weights["type"]) == (4, "int") else None
-    except (KeyError, TypeError):
-        stored, ignored = None, ""
-    if stored is None or not all(part in ignored for part in ("self_attn", "shared_experts")):
-        known = f"known: experts alone in 4-bit integers, {' or '.join(map(str, _INT4))} of which share a scale"
-        text = f"{known}; or set executor.weights, and leave it out"
-        raise ConfigError("quantization_config", "compressed-tensors", text)
-    return stored

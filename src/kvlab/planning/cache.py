@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvlab.config import EngineConfig
 from kvlab.errors import ConfigError
-from kvlab.kv.groups import LayerGroup, layer_groups
+from kvlab.kv.groups import STATE, LayerGroup, layer_groups
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize, size_pool
 from kvlab.kv.spec import INT4_GROUP, KVSpec
@@ -64,13 +64,23 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
 
 def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
     """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
-    groups = layer_groups([layer.sliding_window for layer in model.layers], config.model.max_seq_len)
+    kinds = [STATE if layer.has_state else layer.sliding_window for layer in model.layers]
+    groups = layer_groups(kinds, config.model.max_seq_len)
     windows = [group.window for group in groups if group.window is not None]
-    if not (config.kv.windows and windows and POOLS.get(config.kv.backend).frees_windows):
+    frees, has_states = POOLS.get(config.kv.backend).frees_windows, STATE in kinds
+    if has_states and not (config.kv.windows and frees):
+        key, value, use = ("windows", False, "true") if frees else ("backend", config.kv.backend, "paged")
+        text = f"linear attention of {config.model.name} has a state for each sequence, in a block of its own"
+        raise ConfigError(f"kv.{key}", value, f"{text}; use kv.{key}={use}")
+    if not (config.kv.windows and windows and frees):
         return ()
-    text = f"layers of {config.model.name} keep the last {min(windows):,} tokens; use kv.windows=false"
+    keep, instead = f"layers of {config.model.name} keep the last {min(windows):,} tokens", "kv.windows=false"
+    if has_states:
+        keep, instead = f"linear attention of {config.model.name} keeps one state of a sequence", ""
     if config.kv.pinned_share:
-        raise ConfigError("kv.pinned_share", config.kv.pinned_share, f"pins whole prefixes, and {text}")
+        text = f"pins whole prefixes, and {keep}; use {instead or 'kv.pinned_share=0'}"
+        raise ConfigError("kv.pinned_share", config.kv.pinned_share, text)
     if (mode := config.scheduler.preemption.mode) == "swap":
-        raise ConfigError("scheduler.preemption.mode", mode, f"copies whole sequences, and {text}, or recompute")
+        text = f"copies whole sequences, and {keep}; use {', or '.join(filter(None, (instead, 'recompute')))}"
+        raise ConfigError("scheduler.preemption.mode", mode, text)
     return groups

@@ -8,9 +8,10 @@ from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
 from kvlab.config.server_defaults import ServerDefaults, defaults_of
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import PoolSize, longest_sequence
-from kvlab.kv.spec import KVSpec
+from kvlab.kv.spec import DTYPE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
+from kvlab.models.linear import least_block
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
 from kvlab.planning.memory import EngineSettings, WorkingMemory
@@ -32,6 +33,7 @@ def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPla
     model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
     devices, utilization = config.executor.devices, config.executor.memory_utilization
     spec = _with_copies(kv_spec(config, model), model, config.executor.tensor_parallel)
+    _check_states(config, model, spec)
     plan = plan_memory(model, spec, settings_of_devices(config, model))
     return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan))
 
@@ -52,6 +54,24 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
         text = f"{name} has {model.num_heads} query heads and {model.num_kv_heads} KV heads, which it has to divide"
         raise ConfigError("executor.tensor_parallel", devices, text)
     return model
+
+
+def _check_states(config: EngineConfig, model: DecoderConfig, spec: KVSpec) -> None:
+    """Raise ConfigError where a block does not hold a state of linear attention, and for servers that keep these
+    apart from their blocks.
+    """
+    if not isinstance(model, SparseConfig) or (linear := model.linear) is None:
+        return
+    if config.framework.name in ("sglang", "trtllm"):
+        text = f"keeps the states of {config.model.name}'s linear attention in a pool of their own, which is not"
+        raise ConfigError("framework", config.framework.name, f"{text} planned; framework=vllm is")
+    devices, size = config.executor.tensor_parallel, config.kv.block_size
+    state = linear.state_bytes(devices, DTYPE_BYTES[config.executor.dtype])
+    block = least_block(state, spec.bytes_per_token // spec.num_layers // devices)
+    if size < block:
+        text = f"a state of {config.model.name}'s linear attention takes {format_bytes(state)} of each device, and"
+        text += f" is in one block: kv.block_size={block}, which a vLLM server takes, is the least that holds it"
+        raise ConfigError("kv.block_size", size, text)
 
 
 def _with_copies(spec: KVSpec, model: DecoderConfig, devices: int) -> KVSpec:

@@ -12,7 +12,7 @@ int4_wo        66 bytes for 128 numbers of a row: half a byte each, and a scale 
 from typing import NamedTuple
 
 from kvlab.kv.spec import DTYPE_BYTES, SCALE_BYTES
-from kvlab.models.sparse import FP8_BLOCK
+from kvlab.models.checkpoint_format import FP8_BLOCK
 
 
 class _Group(NamedTuple):

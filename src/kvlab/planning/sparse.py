@@ -46,7 +46,12 @@ def _body(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
         if model.latent is None and number == 1:  # K and V
             copies *= model.kv_copies
         stored = formats.output if number == len(matrices) - 1 else formats.attention
-        yield Part(model.num_layers * copies, outputs, inputs, stored)
+        yield Part(model.attention_layers * copies, outputs, inputs, stored)
+    if (linear := model.linear) is not None:
+        for number, (outputs, inputs) in enumerate(linear.matrices(hidden)):
+            stored = (formats.attention, settings.dtype, formats.output)[number]
+            yield Part(model.linear_layers * division.data, outputs, inputs, stored)
+        yield Part(model.linear_layers * division.data, linear.vectors, 1, settings.dtype)
     wide = ((model.num_layers - mixture.layers, model.intermediate_size), (mixture.layers, mixture.shared))
     for layers, size in wide:
         if layers and size:

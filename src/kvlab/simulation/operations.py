@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, TransformersConfig
+from kvlab.models.linear import Linear
 from kvlab.models.sparse import Formats, Latent, SparseConfig
 from kvlab.simulation.expert_load import FEWEST, POWER
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
@@ -24,6 +25,11 @@ _GATHERED = 0.3  # likewise the embedding
 #: corrected to level the load (DeepSeek V3's family, Nemotron H, MiniMax M3; M2 has the same), and of others.
 _LEVELLED, _UNEVEN = "power_law_1.01", f"power_law_{POWER}"
 _EVEN = "balanced"
+#: Kernels of the gated delta rule, as the package calls them.
+_GDN = {
+    "generation": ("causal_conv1d_update", "fused_sigmoid_gating_delta_rule_update"),
+    "context": ("causal_conv1d_fn", "chunk_gated_delta_rule"),
+}
 _MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits, and in 8 as generated kernels have them
 
 
@@ -43,6 +49,8 @@ class Operations(NamedTuple):
     variances: Sequence[Any] = ()  # all-reduces of `VARIANCES` numbers for each token
     uneven: Sequence[Any] = ()  # of those above, experts of which tokens meet fewer than were measured,
     even: Sequence[Any] = ()  # and the same measured with choices that meet as many experts as they can
+    state_decode: Sequence[Any] = ()  # of all layers that have a state in place of K and V
+    state_prefill: Sequence[Any] = ()
 
 
 def _check_products(model: DecoderConfig) -> None:
@@ -88,6 +96,10 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     mode, plain, vocabulary = modes[formats.dense], modes.bfloat16, model.vocab_size // tensor
     dense, shared = layers - mixture.layers, mixture.shared // tensor
     projections, decode, prefill = _sparse_attention(tables, model, formats, kv)
+    states: list[list[Any]] = [[], []]
+    if model.linear is not None:
+        projected, *states = _linear_attention(tables, model, model.linear, formats)
+        projections = [*projections, *projected]
     linear = [
         make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
         *(_feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode) if dense else []),
@@ -97,6 +109,8 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     reduced = 2 * layers + 1 - (mixture.layers if division.data > 1 else 0)
     links = [make.CustomAllReduce("links", reduced, hidden, tensor)]
     head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
+    if not mixture.layers:  # all are dense
+        return Operations(linear, norms, linear, links, head, decode, prefill, (), (), (), (), (), (), *states)
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
     beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
     chosen = measured_experts(tables, model, formats.experts)
@@ -106,12 +120,12 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
         linear += [router, *beside]
         lists = linear, norms, linear, links, head, decode, prefill
         across = [make.CustomAllReduce("across", 1, hidden, division.devices)]
-        return Operations(*lists, [chosen], _exchange(tables, model), across, variances, *loads)
+        return Operations(*lists, [chosen], _exchange(tables, model), across, variances, *loads, *states)
     few = [router, chosen]
     if beside:
         few = [make.OverlapOp("mixture", group_a=few, group_b=beside)]
     lists = [*linear, router, chosen, *beside], norms, [*linear, *few], links, head, decode, prefill
-    return Operations(*lists, (), (), (), variances, *loads)
+    return Operations(*lists, (), (), (), variances, *loads, *states)
 
 
 def _norms_all_heads(model: SparseConfig) -> bool:
@@ -179,14 +193,15 @@ def _sparse_attention(
     tables: MeasuredTables, model: SparseConfig, formats: Formats, kv: str
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Projections of all tokens, and what is left of a layer in decode and in prefill."""
-    make, modes, layers, hidden = tables.operations, tables.types.GEMMQuantMode, model.num_layers, model.hidden_size
+    make, modes, hidden = tables.operations, tables.types.GEMMQuantMode, model.hidden_size
+    layers = model.attention_layers
     heads, kv_heads = model.num_heads // model.division.tensor, max(1, model.num_kv_heads // model.division.tensor)
     if model.latent is not None:
         return _latent_attention(tables, model, model.latent, heads, formats, kv)
     decode, prefill = _attention(tables, model, heads, kv_heads, kv)
     inner, keys = heads * model.head_dim, kv_heads * model.head_dim
     projections = [
-        make.GEMM("qkv", layers, inner + 2 * keys, hidden, modes[formats.attention]),
+        make.GEMM("qkv", layers, (1 + model.has_gate) * inner + 2 * keys, hidden, modes[formats.attention]),
         make.GEMM("output", layers, hidden, inner, modes[formats.output], low_precision_input=True),
     ]
     if _norms_all_heads(model):
@@ -229,3 +244,28 @@ def _latent_attention(
         ),
     ]
     return projections, [absorb[0], attend, absorb[1]], [spread, attend_all]
+
+
+def _linear_attention(
+    tables: MeasuredTables, model: SparseConfig, linear: Linear, formats: Formats
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Projections of all tokens, and what is left in decode and in prefill, of all layers of the kind. Raises
+    UnmeasuredError.
+    """
+    make, modes, parts = tables.operations, tables.types.GEMMQuantMode, model.division.tensor
+    layers, hidden = model.linear_layers, model.hidden_size
+    inner, pairs = 2 * (linear.keys + linear.values) // parts, 2 * linear.value_heads // parts
+    projections = [
+        make.GEMM("states", layers, inner, hidden, modes[formats.attention]),
+        make.GEMM("decays", layers, pairs, hidden, modes.bfloat16, below_grid_sol=True),  # too narrow: not measured
+        make.GEMM("read", layers, hidden, linear.values // parts, modes[formats.output], low_precision_input=True),
+    ]
+    heads = linear.key_heads // parts, linear.key_dim, linear.value_heads // parts, linear.value_dim
+    found = {
+        phase: [make.GDNKernel(name, layers, name, phase, hidden, *heads, linear.kernel) for name in names]
+        for phase, names in _GDN.items()
+    }
+    for phase, kernels in found.items():
+        if not all(tables.has(kernel, prefill=phase == "context") for kernel in kernels):
+            raise UnmeasuredError("linear attention")
+    return projections, found["generation"], found["context"]

@@ -5,7 +5,6 @@ A fit gives each term its seconds; the same rows are built from the records of r
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
@@ -107,15 +106,16 @@ def rows(model: DecoderConfig, works: Sequence[Work]) -> Rows:
 def within_windows(
     model: DecoderConfig, sequences: Count, tokens: Count, context: Count, attended: Count
 ) -> Iterator[tuple[float, Count, Count]]:
-    """For each width of window: the share of the layers that have it, and of steps with these sums over sequences
-    the tokens whose K and V such a layer reads, and the pairs of a token and one it attends to.
+    """For each width of window: the share of the layers with K and V that have it; of steps with these sums over
+    sequences the tokens whose K and V such a layer reads, and the pairs of a token and one it attends to.
 
     The sums are cut off at the window, which is exact where all sequences are shorter than it, or all longer.
     """
-    for window, layers in Counter(layer.sliding_window for layer in model.layers).items():
+    windows = model.windows
+    for window, layers in windows.items():
         most = np.inf if window is None else window
         read = np.minimum(context, sequences * most + tokens)
-        yield layers / model.num_layers, read, np.minimum(attended, tokens * most)
+        yield layers / windows.total(), read, np.minimum(attended, tokens * most)
 
 
 def most(works: Iterable[Work]) -> dict[str, int]:

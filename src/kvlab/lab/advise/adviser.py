@@ -222,7 +222,10 @@ class Adviser:
         tables = self.config.framework.tables
         if not self.config.framework.cuda_graphs:
             return "no deployments without CUDA graphs were measured; errors are taken to be those with them"
-        is_sparse = is_mixture(decoder_config(self.config.model, simulated=True))
+        model = decoder_config(self.config.model, simulated=True)
+        if model.has_states:
+            return "no deployments with linear attention were measured; errors are taken to be those without it"
+        is_sparse = is_mixture(model)
         if not (text := ratios(tables, is_sparse=is_sparse)):
             return f"no deployments of {tables} were measured; errors are taken to be the widest of others"
         direction = pair_errors(tables, is_sparse=is_sparse).direction

@@ -42,9 +42,9 @@ def predicted(
 ) -> Predicted | None:
     """Of a run on replicas with these numbers, whose steps are timed by measured operations; of several groups with
     the widest of their errors. None: no request has both latencies, or no deployment of a framework was measured
-    so: none without CUDA graphs.
+    so: none without CUDA graphs, none with linear attention.
     """
-    if not all(plan.config.framework.cuda_graphs for _, plan in groups):
+    if any(_is_unlike(plan) for _, plan in groups):
         return None
     served = [record for record in log.records if record.ttft_ms is not None and record.tpot_ms is not None]
     errors = dict[str, Interval]()
@@ -65,6 +65,11 @@ def predicted(
         attainment = service_levels(log, slower)[ATTAINMENT], service_levels(log, faster)[ATTAINMENT]
     frameworks = " and ".join(dict.fromkeys(plan.config.framework.tables for _, plan in groups))
     return Predicted(frameworks, is_mixture(groups[0][1].model), means, errors, attainment)
+
+
+def _is_unlike(plan: EnginePlan) -> bool:
+    """Whether no deployment like this was measured."""
+    return not plan.config.framework.cuda_graphs or plan.model.has_states
 
 
 def _case(plan: EnginePlan, replicas: int, served: Sequence[RequestRecord]) -> Case | None:
@@ -108,9 +113,10 @@ def ratios_off(plans: Iterable[EnginePlan]) -> str:
     """
     return _ratios_of(
         {
-            (framework.tables if framework.cuda_graphs and is_measured else "", is_mixture(plan.model))
+            (framework.tables if is_known else "", is_mixture(plan.model))
             for plan in plans
-            for framework, is_measured in [(plan.config.framework, isinstance(plan.timing, SiliconTiming))]
+            for framework in [plan.config.framework]
+            for is_known in [isinstance(plan.timing, SiliconTiming) and not _is_unlike(plan)]
         }
     )
 

@@ -144,7 +144,7 @@ class RooflineTiming(StepTiming):
             linear += max(self.head_bytes * read_s, 2 * head * sampled * flop_s)
         read, pairs = self._attended(new_tokens, lengths)
         return StepTime(
-            linear=linear,
+            linear=linear + len(new_tokens) * self._state_s,
             attention=max(self._attention(tokens, float(read), float(pairs))),
             links=self._links(tokens),
             launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
@@ -163,9 +163,17 @@ class RooflineTiming(StepTiming):
 
     def _attention(self, tokens: int, read: Number, pairs: Number) -> tuple[Number, Number]:
         """Seconds of moving K and V, and those of arithmetic."""
-        operations = 4 * self.model.num_heads * self.model.head_dim * self.model.num_layers
+        operations = 4 * self.model.num_heads * self.model.head_dim * self._windows.total()
         moving: Number = self.kv_bytes_per_token * (tokens + read) * self._read_s
         return moving, operations * pairs * self._flop_s(self.dtype)
+
+    @cached_property
+    def _state_s(self) -> float:
+        """Seconds of reading and writing the states of a sequence."""
+        if not isinstance(self.model, SparseConfig) or (linear := self.model.linear) is None:
+            return 0.0
+        states = self.model.linear_layers * linear.state_bytes(1, DTYPE_BYTES[self.dtype])
+        return 2 * states * self._read_s
 
     @cached_property
     def _read_s(self) -> float:
@@ -176,7 +184,7 @@ class RooflineTiming(StepTiming):
     @cached_property
     def _windows(self) -> Counter[int | None]:
         """How many layers have each window."""
-        return Counter(layer.sliding_window for layer in self.model.layers)
+        return self.model.windows
 
     def _attended(self, new: Counts, lengths: Counts) -> tuple[Rates, Rates]:
         """Tokens whose K and V are read, and pairs of queries and tokens; both as means over the layers. For
@@ -184,7 +192,7 @@ class RooflineTiming(StepTiming):
         """
         read, pairs = np.zeros(lengths.shape[:-1]), np.zeros(lengths.shape[:-1])
         for window, layers in self._windows.items():
-            share, before = layers / self.model.num_layers, lengths - new
+            share, before = layers / self._windows.total(), lengths - new
             if window is None:
                 read += share * lengths.sum(axis=-1)
                 pairs += share * (attended_pairs(new, lengths) * self._per_pair(new)).sum(axis=-1)

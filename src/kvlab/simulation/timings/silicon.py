@@ -19,7 +19,6 @@ this module's own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -32,7 +31,7 @@ import numpy as np
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
-from kvlab.models.sparse import Division, Formats, SparseConfig
+from kvlab.models.sparse import Division, Formats, SparseConfig, is_mixture
 from kvlab.simulation.accuracy import how_sure
 from kvlab.simulation.expert_load import dealt, drawn
 from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
@@ -70,13 +69,13 @@ class SiliconTiming(StepTiming):
         """`formats`: types of a mixture's matrices; `beyond_us`: what a row takes on these devices beyond the
         measured operations. Raises UnmeasuredError for shapes and types that the tables lack."""
         self._groups = 1  # of devices, that share the sequences
-        self._tables, self._windows = tables, Counter(layer.sliding_window for layer in model.layers)
-        is_sparse = isinstance(model, SparseConfig)
-        self.because = how_sure(tables.framework, tables.device, is_sparse=is_sparse)
+        self._tables, self._windows = tables, model.windows
+        about = tables.framework, tables.device
+        sure = how_sure(*about, is_sparse=is_mixture(model), has_states=model.has_states)
+        self.because = "; ".join(filter(None, (_OF_SPARSE * is_mixture(model), sure))) or None
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
             self._groups = model.division.data
-            self.because = "; ".join(filter(None, (_OF_SPARSE, self.because)))
         else:
             found = operations(tables, model, devices, weights, kv)
         self._model, self._beyond_us = model, beyond_us
@@ -88,6 +87,7 @@ class SiliconTiming(StepTiming):
         self._rows_s = cache(lambda spec, rows: tables.seconds(spec, 1, rows, prefill=True))
         self._linear_s, self._experts_s = cache(self._all_linear_s), cache(self._all_experts_s)
         self._decode_s, self._prefill_s = cache(self._one_decode_s), cache(self._one_prefill_s)
+        self._states_s = cache(self._all_states_s)
         self.device_s(np.array([1, 2]), np.array([2, 2]), 2)  # what is not in the tables is found here
 
     @classmethod
@@ -136,10 +136,10 @@ class SiliconTiming(StepTiming):
         kernels, name = framework.expert_kernels, self._tables.name
         lacks = {
             "the model has no weights in fp8": ("fp8_scales", _FP8[framework.fp8_scales] not in self._formats),
-            "the model has no experts": ("expert_kernels", not isinstance(self._model, SparseConfig)),
+            "the model has no experts": ("expert_kernels", not is_mixture(self._model)),
             f"{name} lacks such kernels for the model's experts": (
                 "expert_kernels",
-                isinstance(self._model, SparseConfig) and kernels != "tables" and not self._tables.has_kernels,
+                is_mixture(self._model) and kernels != "tables" and not self._tables.has_kernels,
             ),
             "no all-reduce ends in the norm behind it": (
                 "fused_allreduce_mib",
@@ -219,14 +219,16 @@ class SiliconTiming(StepTiming):
         experts_s = tables.seconds(specs["experts"], 1, rows, prefill=True) + self._unmet_s(rows)
         return experts_s + tables.exchange_seconds(specs["exchange"], specs["across"], -(-rows // self._groups))
 
-    def _head_s(self, rows: int) -> float:
-        return self._rows_s(self._specs["head"], rows)
-
     def _one_decode_s(self, batch: int, context: int) -> float:
         return self._tables.seconds(self._specs["decode"], batch, context, prefill=False)
 
     def _one_prefill_s(self, batch: int, new: int, before: int) -> float:
         return self._tables.seconds(self._specs["prefill"], batch, new, before, prefill=True)
+
+    def _all_states_s(self, batch: int, new: int) -> float:
+        """Of all layers with a state, of sequences with so many `new` tokens each."""
+        spec = self._specs["state_prefill" if new > 1 else "state_decode"]
+        return self._tables.seconds(spec, batch, new, prefill=new > 1) if self._model.has_states else 0.0
 
     def _group_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> list[float]:
         """Of the sequences of one group of devices, each step's."""
@@ -234,7 +236,7 @@ class SiliconTiming(StepTiming):
         batch = int(np.count_nonzero(decoding))
         same_s: float = self._linear_s(int(new_tokens.sum()))
         if sampled:
-            same_s += self._head_s(sampled)
+            same_s += self._rows_s(self._specs["head"], sampled)
         seconds = [same_s] * len(lengths)
         if batch:
             contexts = lengths if batch == len(new_tokens) else lengths[:, decoding]
@@ -248,7 +250,8 @@ class SiliconTiming(StepTiming):
 
     def _decoding_s(self, contexts: Counts) -> list[float]:
         """Of each step, which has a row of `contexts`."""
-        seconds, batch = [0.0] * len(contexts), contexts.shape[1]
+        batch = contexts.shape[1]
+        seconds = [self._states_s(batch, 1)] * len(contexts)
         for window, layers in self._windows.items():
             seen = contexts if window is None else np.minimum(contexts, window)
             means = _all_rounded(np.rint(seen.sum(axis=1) / batch).astype(np.int64)).tolist()
@@ -258,7 +261,7 @@ class SiliconTiming(StepTiming):
         return seconds
 
     def _prefilling_s(self, new: list[int], before: list[int]) -> float:
-        seconds = 0.0
+        seconds = sum(self._states_s(len(new), _rounded(tokens)) for tokens in new) / len(new)
         for window, layers in self._windows.items():
             chunks = list(zip(new, before, strict=True))
             if window is not None:

@@ -1,0 +1,188 @@
+"""Linear attention on simulated devices: what its states take, and how long steps take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.engine.build import plan_engine
+from kvlab.errors import ConfigError
+from kvlab.kv.groups import LayerGroup
+from kvlab.models.families import decoder_config
+from kvlab.models.sparse import SparseConfig, read_sparse
+from kvlab.simulation.timings.roofline import RooflineTiming
+from kvlab.simulation.timings.silicon import SiliconTiming
+from tests.simulation.test_roofline import counts
+from tests.support.plans import LINEAR_MODELS, compose_run, composed
+
+SIMULATED = ("executor=simulated", "hardware=h200_sxm", "executor.dtype=bfloat16")
+STATE = 32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2  # bytes of one layer of Qwen3.5 35B-A3B
+
+
+def described(name: str) -> SparseConfig:
+    model = decoder_config(composed(*SIMULATED, f"model={name}").model, simulated=True)
+    assert isinstance(model, SparseConfig)
+    return model
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        ("name", "parameters", "active", "bytes_per_token"),
+        [
+            ("qwen3_5_122b_a10b", 122.1e9, 9.01e9, 2 * 12 * 2 * 256 * 2),
+            ("qwen3_5_27b", 26.9e9, 26.9e9, 2 * 16 * 4 * 256 * 2),
+            ("qwen3_5_35b_a3b", 34.66e9, 2.95e9, 2 * 10 * 2 * 256 * 2),
+            ("qwen3_5_397b_a17b", 396.3e9, 16.3e9, 2 * 15 * 2 * 256 * 2),
+            ("qwen3_next_80b_a3b", 79.67e9, 3.56e9, 2 * 12 * 2 * 256 * 2),
+        ],
+    )
+    def test_are_those_that_were_published(
+        self, name: str, parameters: float, active: float, bytes_per_token: int
+    ) -> None:
+        model = described(name)
+        head = model.vocab_size * model.hidden_size
+        assert model.num_parameters == pytest.approx(parameters, rel=0.004)
+        all_active = model.active_parameters + head * (1 if model.experts.layers else 2)
+        assert all_active == pytest.approx(active, rel=0.02)
+        assert model.kv_spec("bfloat16").bytes_per_token == bytes_per_token
+
+    def test_every_preset_is_checked_above(self) -> None:
+        checked = self.test_are_those_that_were_published.pytestmark[0].args[1]  # type: ignore[attr-defined]
+        assert [row[0] for row in checked] == LINEAR_MODELS
+
+    @pytest.mark.parametrize("name", LINEAR_MODELS)
+    def test_have_as_many_parameters_as_transformers_gives_them(self, name: str) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        model = composed(*SIMULATED, f"model={name}").model
+        small = {"num_hidden_layers": 4, "hidden_size": 256}
+        few: dict[str, Any] = {**model.architecture, **small}
+        if "num_experts" in few:
+            few["num_experts"] = 16
+        kind = model.family if model.family == "qwen3_next" else f"{model.family}_text"
+        with torch.device("meta"):
+            theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **few))
+        ours = read_sparse({**few, "model_type": model.family})
+        assert ours.num_parameters == sum(weight.numel() for weight in theirs.parameters())
+
+    def test_a_multimodal_checkpoint_has_its_language_model(self, tmp_path: Path) -> None:
+        model = composed(*SIMULATED, "model=qwen3_5_35b_a3b").model
+        inner = {**model.architecture, "layer_types": ["linear_attention"] * 30 + ["full_attention"] * 10}
+        fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        whole = {"model_type": model.family, "text_config": inner, "quantization_config": fp8}
+        found = read_sparse(whole)
+        assert (found.linear_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
+        assert found.num_parameters == described("qwen3_5_35b_a3b").num_parameters
+
+    def test_layers_of_other_kinds_are_refused(self) -> None:
+        values = {**composed(*SIMULATED, "model=qwen3_5_27b").model.architecture, "model_type": "qwen3_5"}
+        with pytest.raises(ConfigError, match=r"layer_types=.* has to name linear_attention or full_attention"):
+            read_sparse({**values, "layer_types": ["mamba"] * 64})
+
+
+class TestMemory:
+    def test_is_that_of_a_server_that_published_its_start(self) -> None:
+        # Qwen3.6 35B-A3B, fp8 K and V, vLLM 0.24 on one RTX 5090 with 5.98 GiB for its cache: 567,978 tokens, 4.33
+        # requests of 131,072 at once (noonghunna/club-3090 612).
+        settings = ("framework.version=0.24.0", "model=qwen3_5_35b_a3b", "kv.dtype=fp8_e4m3", "kv.memory=5.98GiB")
+        limits = ("model.max_seq_len=131072", "scheduler.max_batched_tokens=8192", "executor.timing=roofline")
+        plan = plan_engine(compose_run(*SIMULATED, *settings, *limits))
+        pool = replace(plan.pool, step_tokens=1, ahead=False)
+        assert (pool.block_size, pool.num_blocks) == (2096, 299)
+        assert pool.most_blocks(131_072) == 63 + 3 * 2
+        assert int(pool.num_blocks / pool.most_blocks(131_072) * 131_072) == pytest.approx(567_978, abs=1)
+
+    @pytest.mark.parametrize(
+        ("settings", "block"),
+        [
+            (("model=qwen3_5_35b_a3b",), 1056),  # as vLLM says at its start
+            (("model=qwen3_5_35b_a3b", "kv.dtype=fp8_e4m3"), 2096),
+            (("model=qwen3_5_35b_a3b", "executor.tensor_parallel=2"), 1056),
+            (("model=qwen3_5_35b_a3b", "executor.tensor_parallel=4"), 528),  # of two KV heads each device has one
+            (("model=qwen3_5_27b", "executor.tensor_parallel=2", "kv.dtype=fp8_e4m3"), 1568),
+            (("model=qwen3_30b_a3b",), 16),
+            (("model=qwen3_5_27b", "kv.block_size=2048"), 2048),
+        ],
+    )
+    def test_a_block_holds_a_state(self, settings: tuple[str, ...], block: int) -> None:
+        assert composed(*SIMULATED, *settings).kv.block_size == block
+
+    def test_a_sequence_has_a_block_of_each_group_of_states_however_long_it_is(self) -> None:
+        pool = plan_engine(composed(*SIMULATED, "model=qwen3_5_35b_a3b", "scheduler.ahead=false")).pool
+        assert [(len(group.layers), group.has_state) for group in pool.groups] == [
+            (10, False),
+            *[(10, True)] * 3,
+        ]
+        assert [pool.blocks_of(tokens) for tokens in (1, 1056, 1057, 10_000)] == [4, 4, 5, 13]
+        assert pool.bytes_per_slot == 10 * 2 * 2 * 256 * 2
+        assert pool.bytes_per_slot * pool.block_size >= 10 * STATE
+
+    def test_a_group_of_states_needs_room_for_what_a_step_computes(self) -> None:
+        group = LayerGroup((0,), 1, has_state=True)
+        assert [group.most_blocks(10_000, 1000, step) for step in (1, 1000, 1001, 8000)] == [2, 2, 3, 9]
+        assert group.most_blocks(1000, 1000, 8000) == 1
+
+
+class TestTime:
+    def test_measured_kernels_of_all_such_layers_are_added(self) -> None:
+        pytest.importorskip("aiconfigurator_core")
+        plan = plan_engine(composed(*SIMULATED, "model=qwen3_5_35b_a3b", "executor.timing=silicon"))
+        timing = plan.timing
+        assert isinstance(timing, SiliconTiming)
+        one, other = (timing.device_s(counts(*[1] * 16), counts(*[length] * 16), 16) for length in (500, 20_000))
+        states = timing._states_s(16, 1)
+        assert 0 < states < one
+        # Of 40 layers ten have K and V: a longer context costs as much as theirs cost more.
+        longer = 10 * (timing._decode_s(16, 19_968) - timing._decode_s(16, 500))
+        assert other - one == pytest.approx(longer, rel=0.01)
+        assert timing._states_s(1, 4096) > timing._states_s(1, 512) > 0
+
+    def test_a_roofline_reads_and_writes_the_states_of_each_sequence(self) -> None:
+        plan = plan_engine(composed(*SIMULATED, "model=qwen3_5_35b_a3b", "executor.timing=roofline"))
+        timing = plan.timing
+        assert isinstance(timing, RooflineTiming)
+        hardware = timing.hardware
+        state_s = 30 * 2 * STATE / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency)
+        apart, together = (
+            timing.step(counts(100, 100), counts(100, 100), 1),
+            timing.step(counts(200), counts(200), 1),
+        )
+        assert apart.linear - together.linear == pytest.approx(state_s)
+        few = timing.step(counts(1), np.array([1000]), 1).attention
+        many = timing.step(counts(1), np.array([2000]), 1).attention
+        kv_s = 1000 * 20_480 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency)
+        assert many - few == pytest.approx(kv_s)
+
+
+def test_an_engine_of_this_machine_says_that_it_does_not_compute_them() -> None:
+    with pytest.raises(ConfigError, match="linear attention, which simulated devices alone have; set hardware="):
+        decoder_config(composed(*SIMULATED, "model=qwen3_5_27b").model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("framework=sglang",), "framework=sglang: keeps the states of .* in a pool of their own"),
+        (
+            ("kv.block_size=16",),
+            r"kv.block_size=16: a state .* takes 2.0 MiB of each device, .* kv.block_size=1056",
+        ),
+        (("kv.windows=false",), "kv.windows=False: linear attention .* use kv.windows=true"),
+        (("kv=contiguous",), "kv.backend=contiguous: linear attention .* use kv.backend=paged"),
+        (("kv.pinned_share=0.5",), "kv.pinned_share=0.5: .* keeps one state .* kv.pinned_share=0"),
+        (("model=qwen3_5_27b", "executor.expert_parallel=2"), "expert_parallel=2: .* qwen3_5_27b has no experts"),
+        (("model=qwen3_5_27b", "executor.tensor_parallel=3"), "tensor_parallel=3: .*24 query heads and 4 KV"),
+        (
+            ("executor.tensor_parallel=32", "model.architecture.num_attention_heads=32"),
+            "executor.tensor_parallel=32: .* 16 key heads and 32 value heads",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_engine(compose_run(*SIMULATED, "model=qwen3_5_35b_a3b", *settings))
