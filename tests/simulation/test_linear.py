@@ -12,6 +12,7 @@ import pytest
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
+from kvlab.lab.advise.parts import changed
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig, read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
@@ -157,6 +158,14 @@ class TestTime:
         many = timing.step(counts(1), np.array([2000]), 1).attention
         kv_s = 1000 * 20_480 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency)
         assert many - few == pytest.approx(kv_s)
+
+
+def test_advice_takes_the_block_that_holds_a_state_with_other_settings() -> None:
+    today = composed(*SIMULATED, "model=qwen3_5_27b")
+    other = changed(today, {"kv.dtype": "fp8_e4m3"})
+    assert (today.kv.block_size, other.kv.block_size) == (784, 1568)
+    own = changed(compose_run(*SIMULATED, "model=qwen3_5_27b", "kv.block_size=2048"), {"kv.dtype": "fp8_e4m3"})
+    assert own.kv.block_size == 2048
 
 
 def test_an_engine_of_this_machine_says_that_it_does_not_compute_them() -> None:

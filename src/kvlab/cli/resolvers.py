@@ -11,10 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
+from kvlab.config.executor import DTYPES
+from kvlab.config.kv import KV_DTYPES
 from kvlab.config.server_defaults import defaults_of
-from kvlab.kv.spec import DTYPE_BYTES
 from kvlab.models.families import number_of
-from kvlab.models.linear import usual_block
+from kvlab.models.linear import block_of_state, linear_of
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import take_from_environment
@@ -79,13 +80,8 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     if name in ("memory_utilization", "block_size"):
         latent = number_of(model.path, model.architecture, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
-        if (
-            name == "block_size"
-            and str(_root_.framework.name).startswith("vllm")
-            and (block := _state_block(_root_))
-        ):
-            return block
-        return getattr(defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent), name)
+        limits = {"tokens": tokens, "sequences": sequences}
+        return getattr(defaults_of(_root_, **limits, latent=latent, state_block=_state_block(_root_)), name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
@@ -93,11 +89,14 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
 
 def _state_block(root: DictConfig) -> int | None:
     """Tokens of a block that holds a state of the model's linear attention; None: it has none."""
-    executor, kv = root.executor, root.kv
-    element = DTYPE_BYTES[str(executor.dtype)]
-    kv_element = DTYPE_BYTES.get(str(kv.dtype), element)
-    number = partial(number_of, root.model.path, root.model.architecture)
-    return usual_block(number, int(executor.tensor_parallel), element, kv_element)
+    executor, kv, number = root.executor, root.kv, partial(number_of, root.model.path, root.model.architecture)
+    heads, head_dim, dtype = number("num_key_value_heads"), number("head_dim"), str(executor.dtype)
+    if (linear := linear_of(number)) is None or not heads or not head_dim or dtype not in DTYPES:
+        return None
+    key, value = (str(own or kv.dtype) for own in (kv.key_dtype, kv.value_dtype))
+    stored = {name: name for name in KV_DTYPES if name != "auto"}
+    kv_dtypes = stored.get(key, dtype), stored.get(value, dtype)  # what is unknown is refused later
+    return block_of_state(linear, heads, head_dim, int(executor.tensor_parallel), dtype, kv_dtypes)
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -40,7 +40,12 @@ class ServerDefaults(NamedTuple):
 
 
 def defaults_of(
-    run: Any, *, tokens: int | None = None, sequences: int | None = None, latent: bool = False
+    run: Any,
+    *,
+    tokens: int | None = None,
+    sequences: int | None = None,
+    latent: bool = False,
+    state_block: int | None = None,
 ) -> ServerDefaults | None:
     """Those of the server that a run simulates: an EngineConfig, or what it is composed of. None without hardware.
     For the rest see `server_defaults`.
@@ -59,6 +64,7 @@ def defaults_of(
         tokens=tokens,
         sequences=sequences,
         latent=latent,
+        state_block=state_block,
         graphs=bool(framework.cuda_graphs),
         narrow=str(run.kv.dtype).startswith("fp8"),
     )
@@ -75,6 +81,7 @@ def server_defaults(
     tokens: int | None = None,
     sequences: int | None = None,
     latent: bool = False,
+    state_block: int | None = None,
     graphs: bool = True,
     narrow: bool = False,
 ) -> ServerDefaults | None:
@@ -84,8 +91,8 @@ def server_defaults(
     for this machine, for kvlab itself and for frameworks that are not known here: these have kvlab's own. SGLang's
     share of the memory follows from all its `devices`, from a step's `tokens` and the running `sequences` (None:
     its own), from whether attention is `latent`, and from whether there are CUDA `graphs`; vLLM's blocks of latent
-    attention from whether K and V are `narrow` (fp8). Raises ConfigError for a memory that is no size, and for a
-    version that is none.
+    attention from whether K and V are `narrow` (fp8), and of linear attention from the `state_block` that holds a
+    state. Raises ConfigError for a memory that is no size, and for a version that is none.
 
     Sources: vLLM's `EngineArgs.get_batch_defaults`, as its OpenAI server calls it (an A100 has the smaller limits
     since 0.9, a GB10 since 0.33, devices of 160 GiB the
@@ -101,7 +108,7 @@ def server_defaults(
     mib = parse_bytes(memory, key="hardware.memory") / _MIB
     if framework.startswith("vllm"):
         newest = simulated_version(framework, version)
-        block_size = _latent_block(device, version_key(newest), narrow) if latent else 16
+        block_size = _latent_block(device, version_key(newest), narrow) if latent else state_block or 16
         return _of_vllm(framework, newest, device, mib / 1_024, groups, block_size)
     if framework == "sglang":
         newest = simulated_version(framework, version)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.errors import ConfigError
+from kvlab.kv.spec import DTYPE_BYTES, KVSpec
 from kvlab.models.values import Values
 
 _STATE_BYTES = 4  # of a number of the matrices, which stay in float32 (mamba_ssm_dtype)
@@ -67,24 +68,21 @@ class Linear:
             raise ConfigError("executor.tensor_parallel", devices, f"{has}, which it has to divide")
 
 
-def least_block(state_bytes: int, layer_bytes: int) -> int:
-    """Tokens of the smallest block that holds a state where a layer's K and V of a token take `layer_bytes`: a
-    multiple of 16, as vLLM has them (`Platform._align_hybrid_block_size`).
+def block_of_state(
+    linear: Linear, kv_heads: int, head_dim: int, devices: int, dtype: str, kv_dtypes: tuple[str, str]
+) -> int:
+    """Tokens of the smallest block that holds a state on each of so many devices, where layers with attention have
+    so many heads of K and V: a multiple of 16, as vLLM takes it (`Platform._align_hybrid_block_size`).
     """
-    return _MULTIPLE * -(-state_bytes // (_MULTIPLE * layer_bytes))
+    layer = KVSpec(1, max(1, kv_heads // devices), head_dim, *kv_dtypes, tensor_scales=True)
+    state = linear.state_bytes(devices, DTYPE_BYTES[dtype])
+    return _MULTIPLE * -(-state // (_MULTIPLE * layer.bytes_per_token))
 
 
-def usual_block(number: Callable[[str], int | None], devices: int, element: int, kv_element: int) -> int | None:
-    """That of a model with such a `number` for a key of its config.json, among so many devices; `element` bytes of
-    a number, and `kv_element` of one of K and V. None: it has no such layers.
-    """
-    found = [number(key) for key in (*_KEYS, "num_key_value_heads", "head_dim")]
-    numbers = [value for value in found if value is not None and value > 0]
-    if len(numbers) < len(found):
-        return None
-    *own, kv_heads, head_dim = numbers
-    layer_bytes = 2 * max(1, kv_heads // devices) * head_dim * kv_element
-    return least_block(Linear(*own).state_bytes(devices, element), layer_bytes)
+def linear_of(number: Callable[[str], int | None]) -> Linear | None:
+    """Of the `number` for each key of a config.json; None: it has no such layers."""
+    numbers = [value for value in map(number, _KEYS) if value is not None and value > 0]
+    return Linear(*numbers) if len(numbers) == len(_KEYS) else None
 
 
 def read_linear(values: Values) -> Linear:

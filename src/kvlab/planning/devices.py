@@ -11,7 +11,7 @@ from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import DTYPE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
-from kvlab.models.linear import least_block
+from kvlab.models.linear import block_of_state
 from kvlab.models.sparse import SparseConfig
 from kvlab.planning.cache import kv_spec
 from kvlab.planning.memory import EngineSettings, WorkingMemory
@@ -33,7 +33,7 @@ def plan_on_devices(config: EngineConfig, hardware: HardwareConfig) -> MemoryPla
     model = _divided(config, decoder_config(config.model, simulated=True), config.executor.tensor_parallel)
     devices, utilization = config.executor.devices, config.executor.memory_utilization
     spec = _with_copies(kv_spec(config, model), model, config.executor.tensor_parallel)
-    _check_states(config, model, spec)
+    _check_states(config, model)
     plan = plan_memory(model, spec, settings_of_devices(config, model))
     return replace(plan, memory=memory_of_devices(hardware, devices, utilization, plan))
 
@@ -56,7 +56,15 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
     return model
 
 
-def _check_states(config: EngineConfig, model: DecoderConfig, spec: KVSpec) -> None:
+def _block_of_state(config: EngineConfig, model: DecoderConfig) -> int | None:
+    """Tokens of the smallest block that holds a state of linear attention; None: the model has none."""
+    if not isinstance(model, SparseConfig) or model.linear is None:
+        return None
+    devices, dtype = config.executor.tensor_parallel, config.executor.dtype
+    return block_of_state(model.linear, model.num_kv_heads, model.head_dim, devices, dtype, config.kv_dtypes)
+
+
+def _check_states(config: EngineConfig, model: DecoderConfig) -> None:
     """Raise ConfigError where a block does not hold a state of linear attention, and for servers that keep these
     apart from their blocks.
     """
@@ -65,10 +73,9 @@ def _check_states(config: EngineConfig, model: DecoderConfig, spec: KVSpec) -> N
     if config.framework.name in ("sglang", "trtllm"):
         text = f"keeps the states of {config.model.name}'s linear attention in a pool of their own, which is not"
         raise ConfigError("framework", config.framework.name, f"{text} planned; framework=vllm is")
-    devices, size = config.executor.tensor_parallel, config.kv.block_size
-    state = linear.state_bytes(devices, DTYPE_BYTES[config.executor.dtype])
-    block = least_block(state, spec.bytes_per_token // spec.num_layers // devices)
+    size, block = config.kv.block_size, _block_of_state(config, model) or 0
     if size < block:
+        state = linear.state_bytes(config.executor.tensor_parallel, DTYPE_BYTES[config.executor.dtype])
         text = f"a state of {config.model.name}'s linear attention takes {format_bytes(state)} of each device, and"
         text += f" is in one block: kv.block_size={block}, which a vLLM server takes, is the least that holds it"
         raise ConfigError("kv.block_size", size, text)
@@ -99,7 +106,11 @@ def usual_server(config: EngineConfig) -> ServerDefaults | None:
     model, scheduler = decoder_config(config.model, simulated=True), config.scheduler
     latent = isinstance(model, SparseConfig) and model.latent is not None
     return defaults_of(
-        config, tokens=scheduler.max_batched_tokens, sequences=scheduler.max_batch_size, latent=latent
+        config,
+        tokens=scheduler.max_batched_tokens,
+        sequences=scheduler.max_batch_size,
+        latent=latent,
+        state_block=_block_of_state(config, model),
     )
 
 
