@@ -13,6 +13,7 @@ from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.lab.advise.parts import changed
+from kvlab.lab.capacity import plan_capacity
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig, read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
@@ -134,6 +135,12 @@ class TestMemory:
         assert [pool.blocks_of(tokens) for tokens in (1, 1056, 1057, 10_000)] == [4, 4, 5, 13]
         assert pool.bytes_per_slot == 10 * 2 * 2 * 256 * 2
         assert pool.bytes_per_slot * pool.block_size >= 10 * STATE
+
+    def test_a_state_fills_its_block(self) -> None:
+        run = composed("model=qwen3_5_35b_a3b", "hardware=h200_sxm", "executor.dtype=bfloat16")
+        (row,) = plan_capacity(run, device="cuda", lengths=[1056]).lengths
+        # Half a block behind the last token of a length that varies is not used, of four blocks and that half.
+        assert row.unused["paged"] == pytest.approx(527.5 / (4 * 1056 + 527.5))
 
     def test_a_group_of_states_needs_room_for_what_a_step_computes(self) -> None:
         group = LayerGroup((0,), 1, has_state=True)

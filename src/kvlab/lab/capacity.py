@@ -252,6 +252,10 @@ def _at_length(plan: CapacityPlan, length: int) -> AtLength:
     pool, half = plan.paged, (plan.paged.block_size - 1) / 2
     used = held = 0.0
     for group in pool.groups or (LayerGroup(tuple(range(plan.spec.num_layers))),):
+        if group.has_state:  # which fills its block, however long the sequence is
+            used += plan.paged.block_size * len(group.layers)
+            held += plan.paged.block_size * plan.spec.layers_per_block
+            continue
         behind = group.window is not None and length > group.window
         tokens = group.window if group.window is not None and behind else length
         used += tokens * len(group.layers)

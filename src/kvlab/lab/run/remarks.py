@@ -25,21 +25,22 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         longest = lacking_for_longest(config, plan.pool)
         servers = _several_servers(config.hardware, config.executor.devices, timing)
         context = _unknown_context(config.model)
-        states = _states_found(plan)
-        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers, context, states))
+        states = _of_states(plan)
+        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers, context, *states))
     yield from _limits_of_all(config)
 
 
-def _states_found(plan: RunPlan) -> str | None:
-    """That a server finds other prefixes where layers have states, of which it keeps few."""
+def _of_states(plan: RunPlan) -> Iterator[str]:
+    """What figures mean where layers have states, and that a server, which keeps few, finds other prefixes."""
     config = plan.config
-    if not plan.model.has_states or not config.kv.prefix_sharing:
-        return None
-    text = f"linear attention of {config.model.name}: prefixes are found at the end of each block of"
-    text += (
-        f" {plan.pool.block_size:,} tokens here; vLLM keeps states where its steps end and near the prompt's end,"
-    )
-    return f"{text} and cuts prompts there: with kv.prefix_sharing=false both do the same"
+    if not plan.model.has_states:
+        return
+    of = f"linear attention of {config.model.name}"
+    yield f"{of}: a block with a state counts as used as far as the tokens go that came since it was taken"
+    if config.kv.prefix_sharing:
+        text = f"{of}: prefixes are found at the end of each block of {plan.pool.block_size:,} tokens here; vLLM"
+        text += " keeps states where its steps end and near the prompt's end, and cuts prompts there: with"
+        yield f"{text} kv.prefix_sharing=false both do the same"
 
 
 def _unknown_context(model: ModelConfig) -> str | None:
