@@ -25,6 +25,8 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, Space, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import best_trial, counted, open_study, search
 from kvlab.lab.campaigns.tune.trials import Ended, Trials
+from kvlab.lab.run.execute import RunContext, RunResult
+from kvlab.lab.tracking import RunStatus
 from tests.support.commands import TINY, call
 from tests.support.tracking import empty_store
 
@@ -317,6 +319,24 @@ def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
         pages.append((tmp_path / name).read_text())
     assert pages[0] == pages[1]
     assert "Two settings at a time" in pages[0]
+
+
+def test_a_trial_that_raises_has_failed_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def execute(context: RunContext) -> RunResult:
+        ran.append(context.name)
+        if len(ran) == 2:
+            raise ZeroDivisionError("division by zero")
+        return RunResult(context.name, RunStatus.FINISHED, {METRIC: 5.0})
+
+    monkeypatch.setattr("kvlab.lab.campaigns.tune.trials.execute", execute)
+    code, output = tune("trials=3", f"output={tmp_path}", "memory=68MiB", "tracking=off")
+    assert code == 0, output
+    assert "2 of 3 trials: ZeroDivisionError: division by zero, best so far" in output
+    assert "3 of 3 trials: 5" in output
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from kvlab.config import RunConfig
-from kvlab.errors import KvlabError, OutputError, TrackingError
+from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
 from kvlab.lab.results.provenance import config_digest, digest_of
@@ -15,6 +15,7 @@ from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal, warn
 from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.plugins import reason_of
 from kvlab.secrets import redact
 
 Compose = Callable[[Sequence[str]], Composition]  # of words of a command line
@@ -86,8 +87,8 @@ class Trials:
             )
             try:
                 result = execute(context)
-            except KvlabError as error:
-                return Ended(error=redact(str(error)))
+            except Exception as error:  # of this point alone, as in a sweep
+                return Ended(error=redact(reason_of(error)))
             self.unwritten += result.unwritten
             if result.status == "interrupted":
                 self.interrupted = True
