@@ -251,6 +251,12 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     assert not bare.base.joinpath("store.db").exists()
 
 
+def test_what_replaces_the_values_that_a_file_sweeps_is_said(bare: Lab) -> None:
+    ended = bare.here("sweep=block_size", "kv.block_size=32", "kv.memory=1MiB", "dry_run=true")
+    said = "warning: sweep=block_size sweeps kv.block_size=1,8,16,32,64,128,256; kv.block_size=32 of the command "
+    assert ended.output.startswith(f"{said}line replaces that\nerror: dry_run=true: ")  # and nothing of kv.memory
+
+
 @pytest.mark.parametrize(
     ("ended", "closed"),
     [
