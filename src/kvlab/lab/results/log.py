@@ -72,7 +72,8 @@ class RunLog:
     records: list[RequestRecord] = field(default_factory=list)
     steps: StepLog = field(default_factory=StepLog)
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
-    refused_s: list[float] = field(default_factory=list)  # when these came
+    refused_s: list[float] = field(default_factory=list)  # when those came that were sent
+    unsent: int = 0  # how many of them were not: turns behind one that failed or was refused
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 
-from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
@@ -26,6 +26,7 @@ class _Arrivals:
 
     def __init__(self, requests: list[Request], concurrency: int | None) -> None:
         self.submitted: dict[str, Request] = {}  # in that order
+        self.unsent: list[str] = []  # why, of each turn behind one that failed or was refused
         self._firsts = deque(request for request in requests if request.follows is None)
         self._turns = {request.follows: request for request in requests if request.follows is not None}
         self._due: list[Request] = []  # turns whose conversation has come to them
@@ -61,13 +62,17 @@ class _Arrivals:
 
     def refused(self) -> None:
         """The one that was submitted last ends its conversation."""
-        del self._left[next(reversed(self.submitted))]
+        name = next(reversed(self.submitted))
+        del self._left[name]
+        self._drop_turns(name, "was refused")
         self._room += 1
 
     def ended(self, record: RequestRecord) -> None:
         """A sample has ended: the next turn is due, or another conversation may begin."""
         name = record.request_id
         self._left[name] -= 1
+        if record.sample == 0 and record.finish_reason is FinishReason.FAILED:
+            self._drop_turns(name, "failed")
         if not self._left[name] and name not in self._turns:
             if not self._room:
                 self._room_since_s = record.finished_s
@@ -78,6 +83,13 @@ class _Arrivals:
             prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
             turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
             insort(self._due, turn, key=attrgetter("arrival_s"))
+
+    def _drop_turns(self, name: str, why: str) -> None:
+        """The turns behind a request are not sent: there is no answer that they could go on from."""
+        last = name
+        while (turn := self._turns.pop(last, None)) is not None:
+            last = turn.request_id
+            self.unsent.append(f"{shown(last)} was not sent: {shown(name)}, an earlier turn, {why}")
 
 
 @gc_frozen()
@@ -91,7 +103,7 @@ def drive(
     at_once: bool = True,
 ) -> RunLog:
     """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
-    until all have ended.
+    until all have ended. Behind a turn that failed or was refused none is sent.
 
     With `concurrency` the loop is closed: no more conversations than that are open at once, each a request and its
     turns; another begins, and arrives, when one has ended.
@@ -153,6 +165,8 @@ def drive(
                 first = shown(next(iter(arrivals.open), "none"))
                 raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
         on_step(log, record)
+    log.refused += arrivals.unsent
+    log.unsent = len(arrivals.unsent)
     if arrivals.open and not log.interrupted:
         text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"
         text += f" {shown(arrivals.open[0])}; it has to call on_finish for each of a request's samples"

@@ -259,6 +259,9 @@ def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tup
     remarks += _of_timing(plan, log)
     remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
     remarks += [(WARNING, text) for text in _of_one_pool(plan, log)]
+    if log.unsent:
+        text = f"{log.unsent:,} turns were not sent, and count as refused: an earlier turn failed or was refused"
+        remarks.append((WARNING, text))
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log)
