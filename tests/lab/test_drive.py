@@ -145,6 +145,14 @@ class TestClosedLoop:
         log = drive(engine, requests, concurrency=2)
         assert [record.arrival_s for record in log.records] == [0.0, 0.5, 3.0, 9.0]
 
+    def test_each_client_asks_again_when_its_own_request_ends(self) -> None:
+        """Also where two end in one step, in passes of their own."""
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock(), mixed=False)
+        requests = [turn("a", 4, 2), turn("b", 4, 1, arrival_s=0.5), turn("c", 4, 1), turn("d", 4, 1)]
+        log = drive(engine, requests, concurrency=2)
+        assert [record.finished_s for record in log.records[:2]] == [2.0, 3.0]
+        assert [record.arrival_s for record in log.records] == [0.0, 0.5, 2.0, 3.0]
+
     def test_a_conversation_stays_open_to_its_last_turn_and_a_request_to_its_last_sample(self) -> None:
         engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock())
         two = Request("two", prompt_for("two", 4), SamplingParams(3, n=2))

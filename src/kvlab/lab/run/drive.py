@@ -5,6 +5,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heappop, heappush
 from operator import attrgetter
 
 from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
@@ -31,8 +32,8 @@ class _Arrivals:
         self._turns = {request.follows: request for request in requests if request.follows is not None}
         self._due: list[Request] = []  # turns whose conversation has come to them
         self._left: dict[str, int] = {}  # samples that have not ended
-        self._room = math.inf if concurrency is None else concurrency  # for conversations to begin
-        self._room_since_s = 0.0
+        # A heap: since when there is room for each conversation that may begin; None: for any number of them.
+        self._room_s = None if concurrency is None else [0.0] * concurrency
 
     def __bool__(self) -> bool:
         return bool(self._firsts or self._due)
@@ -44,16 +45,16 @@ class _Arrivals:
 
     def upcoming(self) -> Request | None:
         """The next to be submitted, at its arrival."""
-        heads = [queue[0] for queue in (self._firsts if self._room else (), self._due) if queue]
+        heads = [queue[0] for queue in (() if self._room_s == [] else self._firsts, self._due) if queue]
         return min(heads, key=attrgetter("arrival_s"), default=None)
 
     def take(self, request: Request) -> Request:
         """The upcoming one is submitted; it arrives when there was room, where it had to wait for that."""
         if request.follows is None:
             self._firsts.popleft()
-            self._room -= 1
-            if request.arrival_s < self._room_since_s:
-                request = replace(request, arrival_s=self._room_since_s)
+            since_s = 0.0 if self._room_s is None else heappop(self._room_s)
+            if request.arrival_s < since_s:
+                request = replace(request, arrival_s=since_s)
         else:
             del self._due[0]
         self._left[request.request_id] = request.sampling.n
@@ -65,7 +66,7 @@ class _Arrivals:
         name = next(reversed(self.submitted))
         del self._left[name]
         self._drop_turns(name, "was refused")
-        self._room += 1
+        self._make_room(self.submitted[name].arrival_s)
 
     def ended(self, record: RequestRecord) -> None:
         """A sample has ended: the next turn is due, or another conversation may begin."""
@@ -74,15 +75,18 @@ class _Arrivals:
         if record.sample == 0 and record.finish_reason is FinishReason.FAILED:
             self._drop_turns(name, "failed")
         if not self._left[name] and name not in self._turns:
-            if not self._room:
-                self._room_since_s = record.finished_s
-            self._room += 1
+            self._make_room(record.finished_s)
         turn = self._turns.get(name) if record.sample == 0 else None
         if turn is not None:
             earlier = (*self.submitted[name].prompt_token_ids, *record.output_token_ids)
             prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
             turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
             insort(self._due, turn, key=attrgetter("arrival_s"))
+
+    def _make_room(self, since_s: float) -> None:
+        """Another conversation may begin."""
+        if self._room_s is not None:
+            heappush(self._room_s, since_s)
 
     def _drop_turns(self, name: str, why: str) -> None:
         """The turns behind a request are not sent: there is no answer that they could go on from."""
