@@ -359,8 +359,10 @@ def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatc
     assert "Trial by trial" in page
     assert "<script src=" not in page  # it needs no network
 
+    monkeypatch.setattr("kvlab.lab.results.provenance.version", lambda name: "9.9")
     code, output = tune("trials=4", *where)
     assert "4 trials, 3 done before" in output
+    assert output.count(" are kept, and this is 9.9, which may compute others\n") == 1
     runs = find_runs(open_store(TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}"), tmp_path), "kvlab", "")
     (parent,) = [run for run in runs if run.tags.get("kvlab.kind") == "tune"]
     children = [run for run in runs if run.tags.get("mlflow.parentRunId") == parent.run_id]
