@@ -93,6 +93,13 @@ class Reporter:
         if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):
             name = redact(config.model.name)
             self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
+        if (
+            config.kv.partial_reuse
+            and config.kv.prefix_sharing
+            and any(part.plan.pool.groups for part in own.parts)
+        ):
+            name = redact(config.model.name)
+            self.note(f"kv.partial_reuse finds whole blocks alone here: layers of {name} have sliding windows")
         for group in own.parts:
             name = f"{len(group.replicas)} of {group.name}: " if own.groups else ""
             if own.groups:
