@@ -35,6 +35,11 @@ class FleetLog:
     pulled_hits: int  # blocks of prompts that came by them
     holdings: Holdings | None  # who has what, where that was followed
 
+    @property
+    def gone(self) -> list[tuple[float, int]]:
+        """When which replica lost all that it had, as it died or a rule stopped it."""
+        return [*self.deaths, *((event.at_s, event.replica) for event in self.scaled if event.event == "stop")]
+
     @classmethod
     def of(cls, fleet: Fleet, duration_s: float) -> FleetLog:
         """That of a fleet whose run has taken so long."""
