@@ -27,7 +27,7 @@ from kvlab.fleet.build import build_fleet
 from kvlab.fleet.dispatcher import Routed
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.hot_prefixes import HotPrefix
-from kvlab.fleet.prefixes import HeldPrefixes, SentPrefixes
+from kvlab.fleet.prefixes import SentPrefixes
 from kvlab.fleet.replica import Asked, SimulatedView
 from kvlab.fleet.routers import ROUTERS
 from kvlab.fleet.split import Split
@@ -290,17 +290,6 @@ def test_events_of_one_time_happen_as_they_are_given(last: str, replicas: set[in
     fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", life=life))
     log = serve(fleet, traffic(20, gap_s=0.01))
     assert {record.replica for record in log.records if record.arrival_s > 0.05} == replicas
-
-
-@pytest.mark.parametrize("prefixes", ["exact", "events"])
-def test_what_a_router_never_asks_for_does_not_pile_up(prefixes: str) -> None:
-    fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", prefixes=prefixes, events_ms=0.01))
-    serve(fleet, traffic(60))
-    for view in fleet.views:
-        assert isinstance(view.prefixes, HeldPrefixes)
-        assert view.prefixes._held
-        assert len(view.prefixes._coming) < 3
-        assert len(view.prefixes._log.take()) < 3
 
 
 def test_a_prompt_that_is_known_as_far_as_it_is_compared_scores_as_one_that_is_known_whole() -> None:
