@@ -44,6 +44,8 @@ OVERRIDES = {
     "fleet.life=1:die:0,2:die:1": "fleet.life=1:die:0,2:die:1: must be a list, as 'fleet.life=[1:die:0,2:die:1]'",
     "fleet.life=[],[1:die:0]": "fleet.life=[],[1:die:0]: has several values; sweep over them with kvlab run -m",
     "run_name=a,b": "run_name=a,b: has several values; sweep over them with kvlab run -m, or write one text",
+    "plugins=null": "plugins=null: must be a list; [] is one of nothing",
+    "kv.block_size=null": "kv.block_size=null: must have a value; leave it out for its default",
     "fleet.groups=l4": "fleet.groups=l4: must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'",
     "fleet.groups={count: 2}": "fleet.groups={count: 2}: must be a list, as 'fleet.groups=[{count: 2}]'",
     "+tags={a: {b: c}}": "tags.a={'b': 'c'}: must be text",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
+import kvlab.cli.route
+import kvlab.cli.watch
 from kvlab.cli.settings import (
     command,
     help_page,
@@ -17,6 +20,7 @@ from kvlab.cli.settings import (
 )
 from kvlab.config import TrackingConfig
 from kvlab.errors import ConfigError
+from tests.support.commands import call
 
 
 @dataclass
@@ -139,6 +143,11 @@ def test_a_command_ends_with_a_code(
     assert ended.value.code == code
     assert out in shown.out
     assert ("error: count=0: must be at least 1" in shown.err) is (arguments == ["count=0"])
+
+
+@pytest.mark.parametrize("main", [kvlab.cli.route.main, kvlab.cli.watch.main])
+def test_a_help_page_says_where_a_key_comes_from(main: Callable[[], None]) -> None:
+    assert "  api_key='${oc.env:NAME}' " in call(main, "--help").output  # and hides no key that there is not
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

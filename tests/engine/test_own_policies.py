@@ -65,6 +65,10 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             {"decoding": lambda self, sequences, budget: [[each] for each in sequences]},
             "mine: decoding returned [\"['request r0']\"",
         ),
+        (
+            {"choose": lambda self, waiting, state: waiting.remove(waiting.head)},
+            "mine: choose left 3 of 4 waiting; it may only read the queue that it is given",
+        ),
     ],
     indirect=["order"],
 )
@@ -151,6 +155,25 @@ def test_a_policy_that_never_admits_ends_the_run_whenever_it_wakes(
     monkeypatch.setitem(POLICIES._entries, "mine", kind)
     with pytest.raises(EngineStoppedError, match="steps do nothing any more, and 4 requests have not ended"):
         serve(policy="mine")
+
+
+@pytest.mark.parametrize(
+    ("method", "returns"), [("plan_prefill", "list[Chunk]"), ("headroom", "int"), ("retire", "list[Sequence]")]
+)
+def test_a_policy_that_returns_none_in_place_of_something_is_named(
+    method: str, returns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type("Mine", (Scheduler,), {method: lambda *_, **others: None, "next_wakeup": lambda self: None})
+    monkeypatch.setitem(POLICIES._entries, "mine", kind)
+    with pytest.raises(ConfigError) as caught:
+        serve(policy="mine")
+    assert str(caught.value) == f"scheduler.policy=mine: Mine.{method} returned None; must be {returns}"
+
+
+@pytest.mark.parametrize("order", [{"choose": lambda self, waiting, state: "r0"}], indirect=True)
+def test_what_an_order_chooses_is_checked_where_chunks_are_whole_blocks_too(order: None) -> None:
+    with pytest.raises(ConfigError, match="mine: chose r0, which does not wait"):
+        serve(order="mine", chunk_unit=4)
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,15 @@ def test_what_runs_at_one_moment_is_counted_where_it_runs(dies: bool) -> None:
     assert max(running for _, _, running in _series(log)["running"]) == 2
 
 
+def test_the_most_blocks_at_one_moment_are_those_of_all_replicas() -> None:
+    fleet, requests = fleet_of(FleetConfig(replicas=2, router="round_robin")), traffic(40, groups=1)
+    log = serve(fleet, requests)
+    log.fleet = FleetLog.of(fleet, log.duration_s)
+    most = max(shared for _, _, shared in _series(log)["shared_blocks"])
+    assert most > log.steps.column("pool.shared_blocks").max()
+    assert fleet_metrics(log, log.fleet, [PoolSize(24, 4, 8)] * 2, requests)["kv/shared_blocks_peak"] == most
+
+
 @pytest.mark.parametrize(("last", "replicas"), [("drain", {0}), ("return", {0, 1})])
 def test_events_of_one_time_happen_as_they_are_given(last: str, replicas: set[int]) -> None:
     events = ["return", "drain"] if last == "drain" else ["drain", "return"]

@@ -1,4 +1,4 @@
-"""Which prefixes are hot, where they are, and the pictures of that."""
+"""Which prefixes are hot, where they are, who is told of that, and the pictures of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from kvlab.config.fleet import FleetConfig
 from kvlab.core import Request, SamplingParams
 from kvlab.fleet.hot_prefixes import HotPrefix, hot_prefixes
+from kvlab.fleet.prefixes import HeldPrefixes
 from kvlab.kv.content_log import Removed, Stored
 from kvlab.lab.figures.points import Point, Points
 from kvlab.lab.figures.prefix_places import prefix_places_figure, router_hits_figure
 from kvlab.lab.results.fleet import prefixes_table
-from tests.fleet.test_fleet import fleet_of, serve
+from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.fleet.test_store import asked
 from tests.support.model import prompt_for
 
@@ -81,3 +82,14 @@ def test_routers_are_drawn_against_the_ceiling() -> None:
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([60, 20])  # type: ignore[attr-defined]
     assert axes.get_title(loc="left").startswith("75 % of what there is to find is found behind precise")
     assert router_hits_figure(Points(replace(point, config={"seed": n}) for n, point in enumerate(points))) is None
+
+
+@pytest.mark.parametrize("prefixes", ["exact", "events"])
+def test_what_a_router_never_asks_for_does_not_pile_up(prefixes: str) -> None:
+    fleet = fleet_of(FleetConfig(replicas=2, router="round_robin", prefixes=prefixes, events_ms=0.01))
+    serve(fleet, traffic(60))
+    for view in fleet.views:
+        assert isinstance(view.prefixes, HeldPrefixes)
+        assert view.prefixes._held
+        assert len(view.prefixes._coming) < 3
+        assert len(view.prefixes._log.take()) < 3

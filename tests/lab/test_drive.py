@@ -16,7 +16,7 @@ from kvlab.lab.results.log import RunLog
 from kvlab.lab.run.drive import drive
 from tests.lab.test_any_engine import SlotEngine
 from tests.support.engines import assert_empty, make_engine
-from tests.support.executors import RecordingExecutor
+from tests.support.executors import FailingExecutor, RecordingExecutor
 from tests.support.model import expected_tokens, prompt_for
 from tests.support.pools import sharing_pool
 from tests.support.records import counted
@@ -108,6 +108,22 @@ class TestConversations:
         assert len(record.output_token_ids) == 2
         assert_empty(engine)
 
+    def test_behind_a_turn_that_fails_none_is_sent(self) -> None:
+        engine = make_engine(executor=FailingExecutor("a2"))
+        follows = {"a2": "a", "a3": "a2", "a4": "a3"}
+        requests = [turn(name, 4, 2, follows=follows.get(name)) for name in ("a", "b", "a2", "a3", "a4")]
+        log = drive(engine, requests, concurrency=1)
+        assert {r.request_id: r.completed for r in log.records} == {"a": True, "a2": False, "b": True}
+        said = "was not sent: a2, an earlier turn, failed"
+        assert (log.refused, log.refused_s, log.unsent) == ([f"a3 {said}", f"a4 {said}"], [], 2)
+
+    def test_behind_a_turn_that_is_refused_none_is_sent(self) -> None:
+        engine = make_engine(max_waiting_requests=1, max_batch_size=1)
+        requests = [turn("a", 4, 2), turn("b", 4, 2), turn("b2", 4, 2, follows="b")]
+        log = drive(engine, requests)
+        assert (len(log.refused), log.refused_s, log.unsent) == (2, [0.0], 1)
+        assert log.refused[1] == "b2 was not sent: b, an earlier turn, was refused"
+
 
 class TestClosedLoop:
     def test_the_next_request_arrives_when_one_ends(self) -> None:
@@ -128,6 +144,14 @@ class TestClosedLoop:
         ]
         log = drive(engine, requests, concurrency=2)
         assert [record.arrival_s for record in log.records] == [0.0, 0.5, 3.0, 9.0]
+
+    def test_each_client_asks_again_when_its_own_request_ends(self) -> None:
+        """Also where two end in one step, in passes of their own."""
+        engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock(), mixed=False)
+        requests = [turn("a", 4, 2), turn("b", 4, 1, arrival_s=0.5), turn("c", 4, 1), turn("d", 4, 1)]
+        log = drive(engine, requests, concurrency=2)
+        assert [record.finished_s for record in log.records[:2]] == [2.0, 3.0]
+        assert [record.arrival_s for record in log.records] == [0.0, 0.5, 2.0, 3.0]
 
     def test_a_conversation_stays_open_to_its_last_turn_and_a_request_to_its_last_sample(self) -> None:
         engine = make_engine(executor=RecordingExecutor(step_s=1.0), clock=LogicalClock())

@@ -6,8 +6,6 @@ import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -129,7 +127,8 @@ def test_series_of_replicas_are_of_all_together() -> None:
         step(2, 4, running=1, blocks=1, tokens=4),
         step(5, 6, running=1, blocks=2, tokens=5),  # alone: the other has stopped, and has no cache any more
     ]
-    fleet = cast(FleetLog, SimpleNamespace(deaths=[], scaled=[Scaled(3, "drain", 1), Scaled(4.5, "stop", 1)]))
+    scaled = [Scaled(3, "drain", 1), Scaled(4.5, "stop", 1)]
+    fleet = FleetLog([], [], None, 0, [], [], {}, scaled, None, None, None, 0, None)
     points = _series(RunLog(steps=StepLog(steps), fleet=fleet))
     series = {name: [value for _, _, value in some] for name, some in points.items()}
     assert series["running"] == [3, 5, 3, 1]

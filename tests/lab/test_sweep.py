@@ -9,6 +9,7 @@ import re
 import signal
 import weakref
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvlab.config import KVConfig, ModelConfig, RunConfig, TrackingConfig, Workl
 from kvlab.lab.campaigns.sweep import history
 from kvlab.lab.campaigns.sweep.plan import read_plan
 from kvlab.lab.campaigns.sweep.results import best, medians, status_of
+from kvlab.lab.results import provenance
 from kvlab.lab.results.provenance import config_digest, sweep_digest
 from kvlab.lab.run import execute, serve
 from kvlab.lab.terminal import Terminal
@@ -27,6 +29,8 @@ from kvlab.lab.tracking.search import TrackedRun
 from tests.support.commands import Lab
 from tests.support.plans import compose_run
 from tests.support.runs import context_of
+
+OTHERS = f"warning: results of kvlab {version('kvlab')} are kept, and this is 9.9, which may compute others\n"
 
 
 @pytest.fixture
@@ -144,12 +148,15 @@ def test_repeats_take_turns_and_are_tagged(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_taken_over_wherever_it_ran(lab: Lab) -> None:
+def test_what_is_done_is_taken_over_wherever_it_ran(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab.here("kv.num_blocks=8", directory="single").code == 0
     first = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="first")
     assert "1 run done before: 1 job, about 0:0" in first.output
+    assert OTHERS not in first.output
+    monkeypatch.setattr(provenance, "version", lambda name: "9.9")
     again = lab.here("-m", "kv.num_blocks=8,9", "resume=true", directory="again")
     assert again.code == 0
+    assert OTHERS in again.output
     assert "2 runs done before: 0 jobs" in again.output
     assert "2 runs: 2 finished; 2 of them done before" in again.output
     assert len([run for run in lab.runs() if run.finished and run.tags.get("kvlab.kind") != "sweep"]) == 2
@@ -159,6 +166,7 @@ def test_what_is_done_is_taken_over_wherever_it_ran(lab: Lab) -> None:
     assert parent.state == "FINISHED"
     done = lab.here("kv.num_blocks=8", "resume=true", directory="none")
     assert (done.code, f"done before: run {single.run_id}" in done.output) == (0, True)
+    assert OTHERS in done.output
 
 
 @pytest.mark.slow
@@ -249,6 +257,12 @@ def test_a_sweep_that_cannot_be_is_refused_in_a_sentence(
     assert words in ended.output
     assert len(ended.output.splitlines()) == 1
     assert not bare.base.joinpath("store.db").exists()
+
+
+def test_what_replaces_the_values_that_a_file_sweeps_is_said(bare: Lab) -> None:
+    ended = bare.here("sweep=block_size", "kv.block_size=32", "kv.memory=1MiB", "dry_run=true")
+    said = "warning: sweep=block_size sweeps kv.block_size=1,8,16,32,64,128,256; kv.block_size=32 of the command "
+    assert ended.output.startswith(f"{said}line replaces that\nerror: dry_run=true: ")  # and nothing of kv.memory
 
 
 @pytest.mark.parametrize(

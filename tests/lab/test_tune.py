@@ -16,7 +16,7 @@ import kvlab.cli.tune
 from kvlab.cli.compose import compose_run
 from kvlab.cli.settings import read_settings
 from kvlab.cli.tune import check
-from kvlab.config import KVConfig, RunConfig, TrackingConfig
+from kvlab.config import KVConfig, RunConfig
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.lab.campaigns.tune.limit_search import Bracket, RateRange
 from kvlab.lab.campaigns.tune.pictures import write_page
@@ -26,7 +26,6 @@ from kvlab.lab.campaigns.tune.space import BATCH, BLOCK, BLOCKS, TOKENS, Range, 
 from kvlab.lab.campaigns.tune.study import best_trial, counted, open_study, search
 from kvlab.lab.campaigns.tune.trials import Ended, Trials
 from tests.support.commands import TINY, call
-from tests.support.tracking import empty_store
 
 MIB = 2**20
 METRIC = "throughput/output_tokens_per_s"
@@ -300,11 +299,6 @@ def test_a_question_that_cannot_be_asked_is_refused_by_its_key(arguments: list[s
     assert words in str(refused.value)
 
 
-def tune(*arguments: str) -> tuple[int, str]:
-    ended = call(kvlab.cli.tune.main, "optimize=throughput/output_tokens_per_s", *arguments, *TINY)
-    return ended.code, ended.output
-
-
 def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
     pages = []
     for name in ("one.html", "two.html"):
@@ -317,34 +311,3 @@ def test_equal_searches_leave_equal_pages(tmp_path: Path) -> None:
         pages.append((tmp_path / name).read_text())
     assert pages[0] == pages[1]
     assert "Two settings at a time" in pages[0]
-
-
-@pytest.mark.slow
-def test_the_best_within_a_budget_is_printed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvlab.lab.tracking import open_store
-    from kvlab.lab.tracking.search import find_runs
-
-    (tmp_path / "store.db").write_bytes(empty_store())
-    where = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'store.db'}", "memory=68MiB"]
-    code, output = tune("trials=3", *where)
-    assert code == 0, output
-    assert "throughput/output_tokens_per_s within 68.0 MiB: 3 trials" in output
-    (command,) = [line for line in output.splitlines() if line.startswith("kvlab run ")]
-    chosen = dict(text.split("=", 1) for text in command.split() if text.startswith(("kv.", "scheduler.")))
-    assert set(chosen) == {BATCH, BLOCKS, BLOCK, TOKENS}
-    check_fits(compose_run([*TINY, *(f"{key}={value}" for key, value in chosen.items())]).config, 68 * MIB)
-    (folder,) = tmp_path.glob("throughput-*/search")
-    assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
-    page = (folder / "tune.html").read_text()
-    assert "Trial by trial" in page
-    assert "<script src=" not in page  # it needs no network
-
-    code, output = tune("trials=4", *where)
-    assert "4 trials, 3 done before" in output
-    runs = find_runs(open_store(TrackingConfig(uri=f"sqlite:///{tmp_path / 'store.db'}"), tmp_path), "kvlab", "")
-    (parent,) = [run for run in runs if run.tags.get("kvlab.kind") == "tune"]
-    children = [run for run in runs if run.tags.get("mlflow.parentRunId") == parent.run_id]
-    assert [run.finished for run in children] == [True] * 4
-    assert parent.metrics["throughput/output_tokens_per_s"] == max(
-        run.metrics["throughput/output_tokens_per_s"] for run in children
-    )

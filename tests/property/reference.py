@@ -75,6 +75,7 @@ class Content:
     pending: dict[int, int] = field(default_factory=dict)  # entries that a step will fill -> its slot
     hits: int = 0  # blocks that it found when it was opened
     part: int = 0  # tokens that it found of the one behind them
+    known: int = 0  # tokens that it had then
     same_step: tuple[int, ...] = ()  # which of them a step was to fill
     resumed: bool = False
 

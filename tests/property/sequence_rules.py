@@ -210,7 +210,7 @@ class SequenceRules(PoolInvariants):
             content.pending[entry] = next(source)
         self.model[slot] = content
         content.hits, content.same_step, content.resumed = len(hits), tuple(pending), resumed
-        content.part = part
+        content.part, content.known = part, len(tokens)
         self.count_hits(content, 1)
         if not resumed:
             self.counts["prompt_tokens"] += len(tokens)
@@ -218,12 +218,15 @@ class SequenceRules(PoolInvariants):
 
     def count_hits(self, content: Content, sign: int) -> None:
         """Count what a sequence found, or take it back."""
-        size = sign * self.pool.block_size
+        whole = content.hits * self.pool.block_size
+        found = min(whole + content.part, max(content.known - 1, 0))  # the last token is computed in any case
         if content.resumed:
-            self.counts["recompute_hit_tokens"] += content.hits * size + sign * content.part
+            self.counts["recompute_hit_tokens"] += sign * found
         else:
-            self.counts["hit_tokens"] += content.hits * size + sign * content.part
-            self.counts["same_step_hit_tokens"] += len(content.same_step) * size
+            same = len(content.same_step) * self.pool.block_size
+            same -= found < whole and content.hits - 1 in content.same_step
+            self.counts["hit_tokens"] += sign * found
+            self.counts["same_step_hit_tokens"] += sign * same
 
     # Pins and time, of a pool that has any
 

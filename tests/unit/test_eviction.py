@@ -148,3 +148,18 @@ def test_a_victim_that_may_not_be_evicted_is_refused(victims: Any, monkeypatch: 
         ConfigError, match=re.escape(f"kv.eviction=Wrong: evicts {victims}; has to evict {count}, each a block")
     ):
         allocator.allocate(count)
+
+
+def test_where_a_victim_is_refused_blocks_without_content_stay_free() -> None:
+    class Wrong(LruEviction):
+        def victims(self, count: int) -> list[int]:
+            return [0]
+
+    allocator = BlockAllocator(3, Wrong())
+    (kept, cached) = allocator.allocate(2)
+    fill(allocator, cached, content(0))
+    allocator.free([cached])
+    with pytest.raises(ConfigError, match="eviction=Wrong"):
+        allocator.allocate(2)
+    assert allocator.free_block_ids() == {cached, 3 - kept - cached}
+    assert allocator.num_free() == 2

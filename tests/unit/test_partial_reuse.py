@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvlab.cli.compose import compose_run
 from kvlab.kv.eviction.lru import LruEviction
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.retention import Limits, Retention
+from kvlab.lab.run.peer_plan import plan_any
+from kvlab.lab.run.reporter import Reporter
+from kvlab.lab.terminal import Terminal
 from tests.support.pools import paged
+from tests.support.runs import context_of
 from tests.unit.test_sharing_pool import PROMPT, cached, computed, contents, equal, write
 
 
@@ -130,3 +139,13 @@ class TestParts:
         pool.view([slot], [10]).advance()
         pool.free_slot(slot)
         assert self.found(pool, [*PROMPT, 1, 2, 3]) == (8, 0)
+
+
+@pytest.mark.parametrize("model", ["gemma3_tiny", "qwen3_tiny"])
+def test_a_run_says_where_layers_have_windows(model: str, tmp_path: Path) -> None:
+    words = ("executor=simulated", "hardware=h100_sxm", "framework=trtllm", "kv.num_blocks=64")
+    config = compose_run([f"model={model}", "workload.num_requests=2", *words]).config
+    printed = io.StringIO()
+    Reporter(context_of(config, tmp_path, Terminal(file=printed, width=200))).announce(plan_any(config))
+    said = "warning: kv.partial_reuse finds whole blocks alone here: layers of gemma3_tiny have sliding windows"
+    assert (said in printed.getvalue()) is (model == "gemma3_tiny")

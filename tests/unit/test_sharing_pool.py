@@ -67,7 +67,7 @@ class TestHits:
         assert torch.equal(pool.storage.keys, before[0])
         assert torch.equal(pool.storage.values, before[1])
         assert (pool.get_seq_len(slot), pool.stats().blocks_in_use, pool.stats().tokens_stored) == (8, 2, 8)
-        assert (pool.counters().prompt_tokens, pool.counters().hit_tokens) == (16, 8)
+        assert (pool.counters().prompt_tokens, pool.counters().hit_tokens) == (16, 7)
         assert pool.audit() == []
 
     def test_in_one_batch_with_one_that_writes(self) -> None:
@@ -181,6 +181,16 @@ class TestSameStep:
         pool.allocate_slot(token_ids=[*PROMPT, 3])
         assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (16, 8)
         assert pool.audit() == []
+
+    def test_the_last_token_of_a_prompt_that_is_filled_as_a_whole_is_no_hit(self) -> None:
+        pool = sharing()
+        first = pool.allocate_slot(token_ids=PROMPT)
+        pool.reserve([first], [8])
+        second = pool.allocate_slot(token_ids=PROMPT)
+        assert pool.get_seq_len(second) == 7
+        assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (7, 7)
+        pool.view([first, second], [8, 1]).rollback()
+        assert (pool.counters().hit_tokens, pool.counters().same_step_hit_tokens) == (0, 0)
 
     def test_a_step_that_failed_takes_its_blocks_back(self) -> None:
         pool = sharing()

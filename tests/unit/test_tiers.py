@@ -199,7 +199,7 @@ class TestModelledLoads:
         pool.receive(1.0)
         assert pool.get_seq_len(slot) == 15
         counters = pool.counters()
-        assert (counters.hit_tokens, counters.host_hit_tokens) == (16, 8)
+        assert (counters.hit_tokens, counters.host_hit_tokens) == (15, 8)
 
     def test_two_tiers_pass_content_on(self) -> None:
         pool = modelled_pool(6, modelled_tier(2), modelled_tier(8, name="disk"))

@@ -69,6 +69,10 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         reason += f", or write one text, as \"{name}='...'\"" if kind_of(name) is str else ""
     elif "is not a ListConfig" in reason or "with ListConfig" in reason or "Ambiguous value" in reason:
         reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
+    elif "is not Optional" in reason:
+        reason = "must have a value; leave it out for its default"
+        if get_origin(kind_of(name)) is list:
+            reason = "must be a list; [] is one of nothing"
     elif wrong := re.search(r"could not be converted to (Integer|Float)|is not a valid (bool)", reason):
         kind = {"Integer": "a whole number", "Float": "a number"}.get(wrong[1], "true or false")
         inner = re.search(r"Value '(.*?)'.*full_key: (\S+)", str(error), re.DOTALL)

@@ -41,7 +41,7 @@ class RouteCommandSettings:
     tokenizer: str | None = setting(
         None, "a folder with tokenizer.json, fetched:smollm2, or upstream: its /tokenize", "WHERE"
     )
-    api_key: str | None = setting(None, "the servers', for their /metrics: '${oc.env:NAME}'", "KEY")
+    api_key: str | None = setting(None, "the servers', for their /metrics", "'${oc.env:NAME}'")
     record: str | None = setting(None, "each decision, with what the router saw", "FILE")
     replay: str | None = setting(None, "make the decisions of such a file again, and compare", "FILE")
     health_s: float = setting(1.0, "between two looks whether a server is up", "S")

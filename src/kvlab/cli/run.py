@@ -129,12 +129,14 @@ def _end_with_sweep(process: str) -> None:
 def _was_done(config: RunConfig) -> bool:
     """Whether a single run has finished before; if so, its figures are shown. Raises a KvlabError."""
     from kvlab.lab.campaigns.sweep.history import finished_run
+    from kvlab.lab.results.provenance import other_versions
     from kvlab.lab.results.tables import comparison_table
-    from kvlab.lab.terminal import Terminal
+    from kvlab.lab.terminal import Terminal, warn
 
     run = finished_run(config)
     if run is None:
         return False
+    warn(*other_versions([run.tags]))
     console = Terminal()
     console.print(comparison_table([(run.name, run.metrics)]))
     console.print(f"done before: run {run.run_id}")

@@ -125,11 +125,12 @@ class PlanningSweeper(Sweeper):
         """Compose the points and open the sweep, in a directory that `claim` keeps for it alone. Returns it and the
         overrides of each job. Raises a KvlabError.
         """
-        from kvlab.cli.sweep_points import compose_points
+        from kvlab.cli.sweep_points import compose_points, replaced
         from kvlab.lab.campaigns.sweep.plan import SweepPlan
         from kvlab.lab.campaigns.sweep.sweep import open_sweep
         from kvlab.lab.files import claimed
         from kvlab.lab.results.provenance import sweep_digest
+        from kvlab.lab.terminal import warn
 
         config = self._master
         repeats = OmegaConf.select(config, "repeats")
@@ -139,6 +140,7 @@ class PlanningSweeper(Sweeper):
         if self._within_s is not None and not self._within_s > 0:
             text = "must be more than 0 seconds; null sets no limit"
             raise ConfigError("hydra.sweeper.within_s", f"{self._within_s:g}", text)
+        warn(*replaced(self._loader, config, texts))
         composed, varied = compose_points(self._loader, self._compose, config, texts, repeats)
         if any(made.config is not None and made.config.dry_run for made in composed):
             text = "shows the workload of one run; leave out -m, sweep= and repeats="

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
@@ -65,6 +65,20 @@ def compose_points(
 def swept_keys(config: DictConfig) -> dict[str, str]:
     """What the files of a configuration sweep."""
     return {str(key): str(value) for key, value in (config.hydra.sweeper.get("params") or {}).items()}
+
+
+def replaced(loader: ConfigLoader, master: DictConfig, texts: list[str]) -> Iterator[str]:
+    """A sentence for each setting that a file sweeps and the command line sets, whose words are last in `texts`."""
+    choices = master.hydra.runtime.choices
+    file = next((f"{group}={choices[group]}" for group in ("sweep", "experiment") if choices.get(group)), "a file")
+    given: dict[str, list[Override]] = {}
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(texts):
+        given.setdefault(override.get_key_element(), []).append(override)
+    for key in swept_keys(master):
+        first, last = given[key][0], given[key][-1]
+        if first.is_sweep_override() and last is not first:
+            swept, counts = (redacted(key, _written(each)) for each in (first, last))
+            yield f"{file} sweeps {key}={swept}; {key}={counts} of the command line replaces that"
 
 
 def _values_by_key(

@@ -35,7 +35,7 @@ class WatchSettings:
     )
     replay: str | None = setting(None, "where events that were missed can be asked for", "ADDRESS")
     url: str | None = setting(None, "the server, for its metrics", "URL")
-    api_key: str | None = setting(None, "its key, for its metrics: '${oc.env:NAME}'", "KEY")
+    api_key: str | None = setting(None, "its key, for its metrics", "'${oc.env:NAME}'")
     seconds: float | None = setting(None, "how long; null: until Ctrl-C", "S")
     trace: str | None = setting(None, "what kvlab record wrote of the same time", "FILE")
     hash_with: str | None = setting(None, "what the trace's hashes are keyed with", "FILE")

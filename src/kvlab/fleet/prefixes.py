@@ -185,6 +185,7 @@ class HeldPrefixes(PrefixView):
         self._lost, self._seed, self._batches = lost, seed, 0
         self._held: set[Key] = set()
         self._coming: deque[tuple[float, list[ContentEvent]]] = deque()  # when each batch is known
+        self._ended_s = 0.0  # when the last step that was taken ends
 
     @property
     def remembered(self) -> int:
@@ -193,17 +194,26 @@ class HeldPrefixes(PrefixView):
     def cached_tokens(self, request: RoutedRequest, now: float) -> int:
         if not self._delay_s:
             self._apply(self._log.take())
-        while self._coming and self._coming[0][0] <= now:
-            self._apply(self._coming.popleft()[1])
+        self._learn(now)
         return self._size * _leading(request.keys(self._size), self._held)
 
     def stepped(self, ends_s: Sequence[float]) -> None:
-        if not self._delay_s or not isinstance(self._log, ContentLog):  # a server does not say which step it was
+        if not isinstance(self._log, ContentLog):  # a server does not say which step it was
+            return
+        if not self._delay_s:
+            self._apply(self._log.take())  # which else pile up behind a router that never asks
             return
         for end_s, events in zip(ends_s, self._log.take_by_step(), strict=True):
+            self._learn(self._ended_s)  # nobody asks for an earlier time any more: this step has begun
+            self._ended_s = end_s
             self._batches += bool(events)
             if events and not self._is_lost():
                 self._coming.append((end_s + self._delay_s, events))
+
+    def _learn(self, now: float) -> None:
+        """Apply the batches that are known by now."""
+        while self._coming and self._coming[0][0] <= now:
+            self._apply(self._coming.popleft()[1])
 
     def _is_lost(self) -> bool:
         """Whether the batch that was counted last never comes."""

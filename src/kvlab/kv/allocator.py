@@ -299,11 +299,12 @@ class BlockAllocator:
         if missing > 0 and first < self.num_blocks:
             self.first_untouched = min(first + max(missing, 1024), self.num_blocks)
             scratch[:0] = range(self.first_untouched - 1, first - 1, -1)
+        evicted = self.eviction.victims(evict) if evict else []
+        if evict:  # what is answered may be anything: nothing has been taken yet
+            check_victims(self.eviction, evicted, evict, self._contents, self._references)
         blocks = scratch[: -(count - evict) - 1 : -1]
         del scratch[len(scratch) - len(blocks) :]
         if evict:
-            evicted = self.eviction.victims(evict)
-            check_victims(self.eviction, evicted, evict, self._contents, self._references)
             if self._on_evict is not None:
                 self._on_evict(evicted, self._contents)
             self._drop(evicted)

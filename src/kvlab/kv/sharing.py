@@ -30,6 +30,7 @@ class _Slot:
     elsewhere: bool = False  # some pending content is, or was, in another block
     hits: int = 0  # blocks that were found when the slot was opened
     same_step: Sequence[int] = ()  # which of them the step in preparation filled
+    counted: tuple[int, int] = (0, 0)  # tokens in these and in those, as they were counted
     resumed: bool = False
     pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
 
@@ -76,14 +77,18 @@ class PrefixSharing(BlockSharing):
         self._count_hits(state, count, pending, part)
 
     def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int], part: int = 0) -> None:
-        """Count a slot's hits, instead of those that were counted before, and so many tokens behind them."""
-        tokens = (hits - state.hits) * self._tables.block_size + part
+        """Count a slot's hits, instead of those that were counted before, and so many tokens behind them. The last
+        token of a prompt that is found as a whole is none: it is computed again.
+        """
+        size, (found, at_once) = self._tables.block_size, state.counted
+        tokens = min(hits * size + part, max(len(state.tokens) - 1, 0))
+        same = len(same_step) * size - (tokens < hits * size and hits - 1 in same_step)
         if state.resumed:
-            self.recompute_tokens += tokens
+            self.recompute_tokens += tokens - found
         else:
-            self.hit_tokens += tokens
-            self.same_step_tokens += (len(same_step) - len(state.same_step)) * self._tables.block_size
-        state.hits, state.same_step = hits, same_step
+            self.hit_tokens += tokens - found
+            self.same_step_tokens += same - at_once
+        state.hits, state.same_step, state.counted = hits, same_step, (tokens, same)
 
     def fork(self, slot: int, copy: int, token_ids: Sequence[int] | None) -> None:
         source = self._slots[slot]

@@ -33,6 +33,9 @@ class EventTaker(Protocol):
     def take(self, number: int, payload: Sequence[Any]) -> None:
         """Take a batch, whose `number` should be the expected one. Raises EventError."""
 
+    def reconnected(self) -> None:
+        """The connection was lost, and is there again: the next batch may be another process's."""
+
 
 class EventListener:
     """Subscribes to a server's KV events; with `replay`, asks for those that it missed, and for earlier ones that
@@ -46,7 +49,7 @@ class EventListener:
         self._sub.setsockopt(zmq.SUBSCRIBE, b"")
         self._sub.rcvhwm = 0
         self._replay: zmq.Socket[bytes] | None = None
-        self._reached = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._reached, self._handshakes = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED), 0
         self.unanswered = 0  # times that `replay` was asked, and did not answer in full
         _connect(self._sub, "events", events)
         if replay is not None:
@@ -60,6 +63,7 @@ class EventListener:
             return
         while self._sub.poll(0):
             *_, number, payload = self._sub.recv_multipart()
+            self._greet()
             expected, at = self._taker.expected, int.from_bytes(number, "big")
             if expected is not None and at > expected:
                 self._ask(expected)
@@ -68,11 +72,21 @@ class EventListener:
     @property
     def has_reached(self) -> bool:
         """Whether a publisher was there, at any time."""
-        return self._reached.poll(0) > 0
+        self._greet()
+        return self._handshakes > 0
 
     def close(self) -> None:
         """Hear nothing more."""
         self._context.destroy()
+
+    def _greet(self) -> None:
+        """Note that a publisher is there; of one that is there again ask for all that it has."""
+        while self._reached.poll(0):
+            self._reached.recv_multipart()
+            self._handshakes += 1
+            if self._handshakes > 1:
+                self._taker.reconnected()
+                self._ask(0)
 
     def _ask(self, first: int) -> None:
         """Take the batches from this number on that the server still has."""
@@ -124,14 +138,15 @@ class _Contents:
 
     def __init__(self, block_size: int) -> None:
         self.expected: int | None = None
+        self._may_be_new = False
         self.events: list[ContentEvent] = []
         self._size = block_size
         self._keys: dict[Name, Key] = {}
 
     def take(self, number: int, payload: Sequence[Any]) -> None:
-        if self.expected not in (None, number):
+        if self.expected not in (None, number) or self._may_be_new:
             self.clear()
-        self.expected = number + 1
+        self.expected, self._may_be_new = number + 1, False
         for event in batch_events(number, payload)[1]:
             kind, values = event_fields(event)
             if values.get("group_idx"):  # of the first group of layers alone
@@ -146,6 +161,9 @@ class _Contents:
                     self.clear()
             except (OverflowError, TypeError) as error:
                 raise EventError(f"{shown(event)}: no KV event as vLLM 0.32 has them") from error
+
+    def reconnected(self) -> None:
+        self._may_be_new = True
 
     def clear(self) -> None:
         """Know nothing of it."""

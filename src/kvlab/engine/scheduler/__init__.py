@@ -1,6 +1,7 @@
 """Which sequences run in a step."""
 
 from kvlab.config import SchedulerConfig
+from kvlab.engine.scheduler.answers import check_answers
 from kvlab.engine.scheduler.base import POLICIES, Scheduler
 from kvlab.engine.scheduler.new_token_ratio import RatioScheduler
 from kvlab.engine.scheduler.static import StaticScheduler
@@ -15,4 +16,7 @@ def build_scheduler(config: SchedulerConfig, *, shares_prefixes: bool = True) ->
         return RatioScheduler(config, shares_prefixes=shares_prefixes)
     if config.chunk_unit is not None:
         return WholeBlockScheduler(config, shares_prefixes=shares_prefixes)
-    return POLICIES.get(config.policy)(config)
+    scheduler = POLICIES.get(config.policy)(config)
+    if config.policy not in POLICIES.own_names():
+        check_answers(scheduler, Scheduler, config)
+    return scheduler

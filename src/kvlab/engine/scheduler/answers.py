@@ -1,6 +1,9 @@
-"""Whether what orders and victims' policies answer can be used: those of a plugin may answer anything."""
+"""Whether what orders, policies and victims' policies answer can be used: those of a plugin may answer anything."""
 
-from typing import cast
+from collections.abc import Callable
+from functools import wraps
+from inspect import isfunction
+from typing import Any, cast
 
 from kvlab.config import SchedulerConfig
 from kvlab.core import Sequence
@@ -32,8 +35,13 @@ def decoding_of(order: Order, config: SchedulerConfig, sequences: list[Sequence]
     raise ConfigError("scheduler.order", config.order, text)
 
 
-def check_chosen(sequence: object, waiting: WaitingQueue, config: SchedulerConfig) -> None:
-    """Raise ConfigError for what an order chose to admit, unless it waits or is None."""
+def check_chosen(sequence: object, waiting: WaitingQueue, count: int, config: SchedulerConfig) -> None:
+    """Raise ConfigError for what an order chose to admit, unless it waits or is None, and where not as many wait as
+    it was given.
+    """
+    if len(waiting) != count:
+        text = f"choose left {len(waiting)} of {count} waiting; it may only read the queue that it is given"
+        raise ConfigError("scheduler.order", config.order, text)
     if sequence is not None and not (isinstance(sequence, Sequence) and sequence in waiting):
         raise ConfigError("scheduler.order", config.order, f"chose {_named(sequence)}, which does not wait")
 
@@ -43,6 +51,32 @@ def check_victim(victim: object, config: SchedulerConfig) -> None:
     if not isinstance(victim, Sequence) or victim.slot is None:
         text = f"returned {_named(victim)}; must be one that runs"
         raise ConfigError("scheduler.preemption.victim", config.preemption.victim, text)
+
+
+def check_answers(policy: object, contract: type, config: SchedulerConfig) -> None:
+    """From now on a method of a plugin's policy that returns None, where that of the contract does not, raises
+    ConfigError.
+    """
+    for name, asked in vars(contract).items():
+        if name.startswith("_") or not isfunction(asked) or getattr(type(policy), name) is asked:
+            continue
+        returns = str(asked.__annotations__["return"])
+        if "None" not in returns:
+            text = f"{type(policy).__name__}.{name} returned None; must be {returns}"
+            error = ConfigError("scheduler.policy", config.policy, text)
+            setattr(policy, name, _answering(getattr(policy, name), error))
+
+
+def _answering(method: Callable[..., Any], error: ConfigError) -> Callable[..., Any]:
+    """The same method; an answer that is None is an error."""
+
+    @wraps(method)
+    def asked(*arguments: Any, **others: Any) -> Any:
+        if (answer := method(*arguments, **others)) is None:
+            raise error
+        return answer
+
+    return asked
 
 
 def _named(answer: object) -> str:

@@ -198,9 +198,15 @@ class Scheduler:
         """
         if not self._open or not self.has_room():
             return None
-        sequence = self.order.choose(self.waiting, self._state)
-        check_chosen(sequence, self.waiting, self.config)
+        sequence = self._chosen()
         return None if sequence is None or self.is_late(sequence) else sequence
+
+    def _chosen(self) -> Sequence | None:
+        """The waiting sequence that the order wants next. Raises ConfigError for anything else."""
+        count = len(self.waiting)
+        sequence = self.order.choose(self.waiting, self._state)
+        check_chosen(sequence, self.waiting, count, self.config)
+        return sequence
 
     def is_late(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence came when the coming step was decided already."""

@@ -71,7 +71,7 @@ class WholeBlockScheduler(Scheduler):
         self._next, self._newest = None, sequence
 
     def _choose(self) -> Sequence | None:
-        first = self.order.choose(self.waiting, self._state)
+        first = self._chosen()
         others = (each for each in self.waiting if each is not first)
         room = self.config.max_batch_size - len(self.running) - 1
         for sequence in () if first is None else (first, *islice(others, room)):

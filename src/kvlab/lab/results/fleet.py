@@ -21,6 +21,14 @@ from kvlab.lab.results.requests import latencies_ms
 from kvlab.lab.results.tables import new_table
 from kvlab.workloads.prefixes import prefix_tree
 
+#: Metrics that are the most of what pools have at one moment, and where a step has it.
+_PEAKS = {
+    "shared_blocks_peak": "shared_blocks",
+    "pinned_blocks_peak": "blocks_pinned",
+    "host_blocks_peak": "host_blocks",
+    "disk_blocks_peak": "disk_blocks",
+}
+
 
 class ReplicaFigures(NamedTuple):
     """What one replica did."""
@@ -79,7 +87,7 @@ def fleet_metrics(
 ) -> dict[str, float]:
     """The figures of all replicas together that no sum over steps gives. `pools`: of each replica."""
     size = pools[0].block_size
-    metrics = _together(log.records, log.steps, len(pools), fleet.deaths) | {
+    metrics = _together(log.records, log.steps, len(pools), fleet.gone) | {
         "capacity/kv_bytes": sum(pool.num_bytes for pool in pools),
         "capacity/token_slots": sum(pool.token_slots for pool in pools),
     }
@@ -109,9 +117,9 @@ def fleet_metrics(
 
 
 def _together(
-    records: Sequence[RequestRecord], steps: StepLog, replicas: int, deaths: Sequence[tuple[float, int]]
+    records: Sequence[RequestRecord], steps: StepLog, replicas: int, gone: Sequence[tuple[float, int]]
 ) -> dict[str, float]:
-    """How even the work was, what prompts found, and how many sequences ran at one moment."""
+    """How even the work was, what prompts found, and how many sequences and blocks there were at one moment."""
     every = replica_figures(records, steps, replicas)
     work = [one.prompt_tokens - one.hit_tokens + one.output_tokens for one in every]
     metrics = {
@@ -126,7 +134,10 @@ def _together(
     if len(steps):
         starts, seconds, running = steps.column("start_s"), steps.seconds, steps.column("running")
         whole = float((starts + seconds).max() - starts.min())
-        metrics["capacity/peak_running"] = float(of_all(running, steps, deaths).max())
+        metrics["capacity/peak_running"] = float(of_all(running, steps, gone).max())
+        for name in _PEAKS:
+            if peak := int(of_all(steps.column(f"pool.{_PEAKS[name]}"), steps, gone).max()):
+                metrics[f"kv/{name}"] = peak
         if whole > 0:
             metrics["capacity/mean_running"] = float((running * seconds).sum()) / whole
     return metrics

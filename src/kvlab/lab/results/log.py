@@ -35,6 +35,11 @@ class FleetLog:
     pulled_hits: int  # blocks of prompts that came by them
     holdings: Holdings | None  # who has what, where that was followed
 
+    @property
+    def gone(self) -> list[tuple[float, int]]:
+        """When which replica lost all that it had, as it died or a rule stopped it."""
+        return [*self.deaths, *((event.at_s, event.replica) for event in self.scaled if event.event == "stop")]
+
     @classmethod
     def of(cls, fleet: Fleet, duration_s: float) -> FleetLog:
         """That of a fleet whose run has taken so long."""
@@ -72,7 +77,8 @@ class RunLog:
     records: list[RequestRecord] = field(default_factory=list)
     steps: StepLog = field(default_factory=StepLog)
     refused: list[str] = field(default_factory=list)  # why, of each request that the engine did not take
-    refused_s: list[float] = field(default_factory=list)  # when these came
+    refused_s: list[float] = field(default_factory=list)  # when those came that were sent
+    unsent: int = 0  # how many of them were not: turns behind one that failed or was refused
     duration_s: float = 0.0  # from the first possible arrival to the last end
     interrupted: bool = False
     next_arrival_s: float | None = None  # while the engine is driven: of the requests that have not arrived

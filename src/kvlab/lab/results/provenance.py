@@ -67,6 +67,17 @@ def uncommitted(facts: Mapping[str, str]) -> str | None:
     return f"uncommitted changes: commit {commit} alone does not tell what runs here (git.dirty=true)"
 
 
+def other_versions(kept: Iterable[Mapping[str, str]]) -> list[str]:
+    """A sentence where other versions of kvlab made results that are kept, of each of which these are the facts."""
+    try:
+        ours = version("kvlab")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return []
+    others = sorted({facts.get("version.kvlab", ours) for facts in kept} - {ours})
+    text = f"results of kvlab {', '.join(others)} are kept, and this is {ours}, which may compute others"
+    return [text] if others else []
+
+
 def _command() -> str:
     """The command line as it can be typed again, whichever way the interpreter was found."""
     words = ["python", *sys.orig_argv[1:]] if sys.orig_argv else sys.argv

@@ -5,9 +5,10 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heappop, heappush
 from operator import attrgetter
 
-from kvlab.core import Request, RequestRecord, StepRecord
+from kvlab.core import FinishReason, Request, RequestRecord, StepRecord
 from kvlab.core.step_log import StepLog
 from kvlab.engine.clock import LogicalClock, WallClock
 from kvlab.engine.garbage import gc_frozen
@@ -26,12 +27,13 @@ class _Arrivals:
 
     def __init__(self, requests: list[Request], concurrency: int | None) -> None:
         self.submitted: dict[str, Request] = {}  # in that order
+        self.unsent: list[str] = []  # why, of each turn behind one that failed or was refused
         self._firsts = deque(request for request in requests if request.follows is None)
         self._turns = {request.follows: request for request in requests if request.follows is not None}
         self._due: list[Request] = []  # turns whose conversation has come to them
         self._left: dict[str, int] = {}  # samples that have not ended
-        self._room = math.inf if concurrency is None else concurrency  # for conversations to begin
-        self._room_since_s = 0.0
+        # A heap: since when there is room for each conversation that may begin; None: for any number of them.
+        self._room_s = None if concurrency is None else [0.0] * concurrency
 
     def __bool__(self) -> bool:
         return bool(self._firsts or self._due)
@@ -43,16 +45,16 @@ class _Arrivals:
 
     def upcoming(self) -> Request | None:
         """The next to be submitted, at its arrival."""
-        heads = [queue[0] for queue in (self._firsts if self._room else (), self._due) if queue]
+        heads = [queue[0] for queue in (() if self._room_s == [] else self._firsts, self._due) if queue]
         return min(heads, key=attrgetter("arrival_s"), default=None)
 
     def take(self, request: Request) -> Request:
         """The upcoming one is submitted; it arrives when there was room, where it had to wait for that."""
         if request.follows is None:
             self._firsts.popleft()
-            self._room -= 1
-            if request.arrival_s < self._room_since_s:
-                request = replace(request, arrival_s=self._room_since_s)
+            since_s = 0.0 if self._room_s is None else heappop(self._room_s)
+            if request.arrival_s < since_s:
+                request = replace(request, arrival_s=since_s)
         else:
             del self._due[0]
         self._left[request.request_id] = request.sampling.n
@@ -61,23 +63,37 @@ class _Arrivals:
 
     def refused(self) -> None:
         """The one that was submitted last ends its conversation."""
-        del self._left[next(reversed(self.submitted))]
-        self._room += 1
+        name = next(reversed(self.submitted))
+        del self._left[name]
+        self._drop_turns(name, "was refused")
+        self._make_room(self.submitted[name].arrival_s)
 
     def ended(self, record: RequestRecord) -> None:
         """A sample has ended: the next turn is due, or another conversation may begin."""
         name = record.request_id
         self._left[name] -= 1
+        if record.sample == 0 and record.finish_reason is FinishReason.FAILED:
+            self._drop_turns(name, "failed")
         if not self._left[name] and name not in self._turns:
-            if not self._room:
-                self._room_since_s = record.finished_s
-            self._room += 1
+            self._make_room(record.finished_s)
         turn = self._turns.get(name) if record.sample == 0 else None
         if turn is not None:
             earlier = (*self.submitted[name].prompt_token_ids, *record.output_token_ids)
             prompt, arrival = (*earlier, *turn.prompt_token_ids), record.finished_s + turn.arrival_s
             turn = replace(turn, prompt_token_ids=prompt, arrival_s=arrival)
             insort(self._due, turn, key=attrgetter("arrival_s"))
+
+    def _make_room(self, since_s: float) -> None:
+        """Another conversation may begin."""
+        if self._room_s is not None:
+            heappush(self._room_s, since_s)
+
+    def _drop_turns(self, name: str, why: str) -> None:
+        """The turns behind a request are not sent: there is no answer that they could go on from."""
+        last = name
+        while (turn := self._turns.pop(last, None)) is not None:
+            last = turn.request_id
+            self.unsent.append(f"{shown(last)} was not sent: {shown(name)}, an earlier turn, {why}")
 
 
 @gc_frozen()
@@ -91,7 +107,7 @@ def drive(
     at_once: bool = True,
 ) -> RunLog:
     """Submit each request when it arrives, a conversation's next turn when the last has ended, and step the engine
-    until all have ended.
+    until all have ended. Behind a turn that failed or was refused none is sent.
 
     With `concurrency` the loop is closed: no more conversations than that are open at once, each a request and its
     turns; another begins, and arrives, when one has ended.
@@ -153,6 +169,8 @@ def drive(
                 first = shown(next(iter(arrivals.open), "none"))
                 raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
         on_step(log, record)
+    log.refused += arrivals.unsent
+    log.unsent = len(arrivals.unsent)
     if arrivals.open and not log.interrupted:
         text = f"the engine has no work left, and {len(arrivals.open)} requests have not ended, the first"
         text += f" {shown(arrivals.open[0])}; it has to call on_finish for each of a request's samples"

@@ -229,10 +229,9 @@ def _series(log: RunLog) -> dict[str, list[tuple[int, float, float]]]:
 def _of_replicas(log: RunLog, fleet: FleetLog) -> dict[str, list[float]]:
     """What is there at one time, of all replicas together: a step is of one of them."""
     steps, rows = log.steps, spread(len(log.steps))
-    gone = [*fleet.deaths, *((event.at_s, event.replica) for event in fleet.scaled if event.event == "stop")]
 
     def together(values: NDArray[Any]) -> NDArray[np.float64]:
-        return of_all(values, steps, gone)[rows]
+        return of_all(values, steps, fleet.gone)[rows]
 
     sums = {name: together(steps.column(field)) for name, field in _LEVELS.items()}
     if not (steps.column("has_pool") > 0).all():

@@ -93,6 +93,13 @@ class Reporter:
         if not config.kv.windows and all(layer.sliding_window is None for layer in own.model.layers):
             name = redact(config.model.name)
             self.note(f"kv.windows=False has no effect here: no layer of {name} has a sliding window")
+        if (
+            config.kv.partial_reuse
+            and config.kv.prefix_sharing
+            and any(part.plan.pool.groups for part in own.parts)
+        ):
+            name = redact(config.model.name)
+            self.note(f"kv.partial_reuse finds whole blocks alone here: layers of {name} have sliding windows")
         for group in own.parts:
             name = f"{len(group.replicas)} of {group.name}: " if own.groups else ""
             if own.groups:
@@ -259,6 +266,9 @@ def _remarks(plan: Plan, log: RunLog, sure: Mapping[str, Predicted]) -> list[tup
     remarks += _of_timing(plan, log)
     remarks += [(PREDICTED, f"{name}: {of.sentence()}" if name else of.sentence()) for name, of in sure.items()]
     remarks += [(WARNING, text) for text in _of_one_pool(plan, log)]
+    if log.unsent:
+        text = f"{log.unsent:,} turns were not sent, and count as refused: an earlier turn failed or was refused"
+        remarks.append((WARNING, text))
     if not log.interrupted:
         remarks += [(WARNING, text) for text in _after_the_end(plan.config, log)]
     load = None if log.interrupted else open_load(plan.config.workload, log)

@@ -53,19 +53,24 @@ class ServerPool:
     expected: int | None = None  # the number of the next batch
     latest: float = 0.0  # when the last one was made
     restarts: int = 0
+    _may_be_new: bool = False
+
+    def reconnected(self) -> None:
+        """See EventTaker: if numbers do not go on, the server has begun again."""
+        self._may_be_new = True
 
     def take(self, number: int, payload: Sequence[Any]) -> None:
         """Take a batch, whose `number` should be the expected one. Raises EventError."""
         when, events = batch_events(number, payload)
         missed = 0 if self.expected is None else number - self.expected
-        if missed < 0:
-            if when <= self.latest:  # asked for again, or sent twice
-                return
+        if missed < 0 and when <= self.latest:  # asked for again, or sent twice
+            return
+        if missed < 0 or (missed and self._may_be_new):  # of one that goes on a few are missed at most
             self._begin_again(when)
             missed = number
         self.gaps += missed > 0
         self.missed += missed
-        self.expected, self.latest = number + 1, when
+        self.expected, self.latest, self._may_be_new = number + 1, when, False
         self.batches += 1
         for event in events:
             self._event(event, when)

@@ -44,7 +44,9 @@ class Order:
         return 0
 
     def choose(self, waiting: WaitingQueue, state: StepState) -> Sequence | None:
-        """The waiting sequence to admit next; None: none waits. Called again after each admission."""
+        """The waiting sequence to admit next, which stays in the queue; None: none waits. Called again after each
+        admission.
+        """
         return waiting.head
 
     def decoding(self, sequences: list[Sequence], budget: int) -> list[Sequence]:

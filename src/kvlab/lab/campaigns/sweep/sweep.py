@@ -19,7 +19,7 @@ from kvlab.lab.campaigns.sweep.results import metric_names, read_results, status
 from kvlab.lab.campaigns.sweep.status import SweepProgress, announcement, print_results
 from kvlab.lab.files import attempt, sentences, write_csv
 from kvlab.lab.results.artifacts import write_summary
-from kvlab.lab.results.provenance import provenance, uncommitted
+from kvlab.lab.results.provenance import other_versions, provenance, uncommitted
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
@@ -173,7 +173,9 @@ def _done_before(history: History, parent: TrackedRun | None, plan: SweepPlan) -
     if parent is not None and (closed := history.close_open_runs(parent)):
         print(f"{closed} unfinished run(s) of the earlier sweep marked as interrupted")
     warn(*history.warnings)
-    return history.finished([point.digest for point in plan.points], parent)
+    done = history.finished([point.digest for point in plan.points], parent)
+    warn(*other_versions(run.tags for run in done if run is not None))
+    return done
 
 
 def _assign_directories(directory: Path, points: Sequence[Point], done: Sequence[TrackedRun | None]) -> list[Point]:

@@ -73,6 +73,8 @@ class Search:
         earlier = f", {before} done before" if before else ""
         print(f"{self.metric} within {format_bytes(self.memory)}: {self.trials} trials{earlier}")
         print("over " + "; ".join(ranges), flush=True)
+        folders = (self.runs.first(str(trial.number)) for trial in counted(study))
+        self.runs.say_versions(read_summary(folder) or {} for folder in folders)
         params = {"tune.optimize": self.metric, "tune.memory": self.memory, "tune.storage": redact(self.storage)}
         self.runs.open_parent(params)
         study = self._search(study, before, time.monotonic())

@@ -1,20 +1,22 @@
 """The runs of a search: composed, executed one after another, kept as children of one run in the tracking store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from kvlab.config import RunConfig
-from kvlab.errors import KvlabError, OutputError, TrackingError
+from kvlab.errors import OutputError, TrackingError
 from kvlab.lab.campaigns.sweep.history import close_parent, open_history
 from kvlab.lab.files import check_directory, sentences
-from kvlab.lab.results.provenance import config_digest, digest_of
+from kvlab.lab.results.provenance import config_digest, digest_of, other_versions
 from kvlab.lab.results.records import read_summary
 from kvlab.lab.run.execute import RunContext, execute
 from kvlab.lab.settings import Composition
 from kvlab.lab.terminal import Terminal, warn
 from kvlab.lab.tracking import RunStatus, Tracker
+from kvlab.plugins import reason_of
 from kvlab.secrets import redact
 
 Compose = Callable[[Sequence[str]], Composition]  # of words of a command line
@@ -70,7 +72,8 @@ class Trials:
             directory = self.directory / folder / (str(repeat) if repeats > 1 else "")
             config = replace(composed.config, repeat=repeat)
             if keep and (known := _known(directory, config)) is not None:
-                metrics, kept = [*metrics, known], kept + 1
+                metrics, kept = [*metrics, known["metrics"]], kept + 1
+                self.say_versions([known])
                 continue
             title = heading + (f", repeat {repeat}" if repeats > 1 else "")
             parent = self._tracker.run_id
@@ -86,8 +89,8 @@ class Trials:
             )
             try:
                 result = execute(context)
-            except KvlabError as error:
-                return Ended(error=redact(str(error)))
+            except Exception as error:  # of this point alone, as in a sweep
+                return Ended(error=redact(reason_of(error)))
             self.unwritten += result.unwritten
             if result.status == "interrupted":
                 self.interrupted = True
@@ -97,6 +100,12 @@ class Trials:
             metrics.append(result.metrics)
         common = set.intersection(*map(set, metrics))
         return Ended({name: median(run[name] for run in metrics) for name in common}, is_kept=kept == repeats)
+
+    def say_versions(self, kept: Iterable[Mapping[str, Any]]) -> None:
+        """Warn once where other versions of kvlab made results that are kept, whose summaries these are."""
+        found = set(other_versions(summary.get("environment", {}) for summary in kept)) - self.said
+        warn(*found)
+        self.said |= found
 
     def first(self, folder: str) -> Path:
         """Where the results of a point's first run are."""
@@ -134,10 +143,9 @@ class Trials:
         close_parent(self._tracker, status, pictures, dict(metrics))
 
 
-def _known(directory: Path, config: RunConfig) -> Mapping[str, float] | None:
-    """The metrics of the finished run of this very configuration in a directory."""
+def _known(directory: Path, config: RunConfig) -> Mapping[str, Any] | None:
+    """The summary of the finished run of this very configuration in a directory."""
     summary = read_summary(directory) or {}
     if summary.get("status") != "finished" or summary.get("config_digest") != config_digest(config):
         return None
-    metrics: Mapping[str, float] = summary["metrics"]
-    return metrics
+    return summary
