@@ -14,6 +14,8 @@ from kvlab.errors import ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.lab.advise.parts import changed
 from kvlab.lab.capacity import plan_capacity
+from kvlab.lab.run.plan import plan_run
+from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.models.families import decoder_config
 from kvlab.models.sparse import SparseConfig, read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
@@ -177,6 +179,27 @@ class TestTime:
         many = timing.step(counts(1), np.array([2000]), 1).attention
         kv_s = 1000 * 20_480 / (hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency)
         assert many - few == pytest.approx(kv_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ("framework.version=0.25.1",),
+            "vLLM 0.25.1 finds no prefixes of such a model by default; set kv.prefix_sharing",
+        ),
+        (
+            ("framework.version=0.26.0",),
+            "prefixes are found at the end of each block of 784 tokens here; vLLM keeps",
+        ),
+        (("framework.version=0.25.1", "kv.prefix_sharing=false"), None),
+    ],
+)
+def test_a_run_says_where_a_server_finds_prefixes(settings: tuple[str, ...], says: str | None) -> None:
+    plan = plan_run(composed(*SIMULATED, "executor.timing=roofline", "model=qwen3_5_27b", *settings))
+    assert plan.timing is not None
+    said = [text for text in remarks_on_devices(plan, plan.timing) if "prefixes" in text]
+    assert (len(said) == 1 and says in said[0]) if says else not said
 
 
 def test_advice_takes_the_block_that_holds_a_state_with_other_settings() -> None:

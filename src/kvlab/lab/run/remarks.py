@@ -11,6 +11,7 @@ from kvlab.simulation.eager import eager_note
 from kvlab.simulation.timings import Timing
 from kvlab.simulation.timings.base import LINKS, set_rates, unread_tiers
 
+_FINDS_STATES = (0, 26)  # vLLM's version since which prefixes of models with states are found by default
 _LINKED, _LINKED_IN_RACKS = 8, 72  # devices of a server, and of an NVL72 rack, that link_gb_s is of
 
 
@@ -37,7 +38,12 @@ def _of_states(plan: RunPlan) -> Iterator[str]:
         return
     of = f"linear attention of {config.model.name}"
     yield f"{of}: a block with a state counts as used as far as the tokens go that came since it was taken"
-    if config.kv.prefix_sharing:
+    if not config.kv.prefix_sharing:
+        return
+    if (version := config.framework.vllm_key) is not None and version < _FINDS_STATES:
+        text = f"{of}: vLLM {config.framework.version} finds no prefixes of such a model by default"
+        yield f"{text}; set kv.prefix_sharing=false"
+    else:
         text = f"{of}: prefixes are found at the end of each block of {plan.pool.block_size:,} tokens here; vLLM"
         text += " keeps states where its steps end and near the prompt's end, and cuts prompts there: with"
         yield f"{text} kv.prefix_sharing=false both do the same"
