@@ -33,7 +33,7 @@ class _Arrivals:
         self._due: list[Request] = []  # turns whose conversation has come to them
         self._left: dict[str, int] = {}  # samples that have not ended
         # A heap: since when there is room for each conversation that may begin; None: for any number of them.
-        self._room_s = None if concurrency is None else [0.0] * concurrency
+        self._room_s = None if concurrency is None else [0.0] * min(concurrency, len(requests))
 
     def __bool__(self) -> bool:
         return bool(self._firsts or self._due)

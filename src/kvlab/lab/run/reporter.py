@@ -98,8 +98,11 @@ class Reporter:
             and config.kv.prefix_sharing
             and any(part.plan.pool.groups for part in own.parts)
         ):
-            name = redact(config.model.name)
-            self.note(f"kv.partial_reuse finds whole blocks alone here: layers of {name} have sliding windows")
+            what, name = (
+                "linear attention" if own.model.has_states else "sliding windows",
+                redact(config.model.name),
+            )
+            self.note(f"kv.partial_reuse finds whole blocks alone here: layers of {name} have {what}")
         for group in own.parts:
             name = f"{len(group.replicas)} of {group.name}: " if own.groups else ""
             if own.groups:
