@@ -254,19 +254,6 @@ def test_without_a_largest_rate_a_search_says_why(
     assert words in found.output
 
 
-def test_an_answer_of_too_few_requests_says_so_also_where_it_was_measured_before(tmp_path: Path) -> None:
-    traffic = ["workload.arrival=uniform", "workload.rate=1600", "workload.num_requests=20"]
-    traffic.append("workload.output_len=60")
-    settings = ["executor=simulated", "hardware=l4", "slo.ttft_ms=60000", "tracking=off", f"output={tmp_path}"]
-    for _ in range(2):
-        found = call(kvlab.cli.tune.main, "find=replicas", *TINY, *traffic, *settings)
-        assert found.code == 0
-        _, least, answer = found.output.partition("least: fleet.replicas=1: ")
-        assert least
-        assert "warning: of fleet.replicas=1: 0.0119 s of arrivals are too few to tell" in answer
-        assert "Take more (workload.num_requests of " in answer
-
-
 def test_an_interrupted_search_for_a_rate_concludes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
