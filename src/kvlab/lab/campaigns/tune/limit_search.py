@@ -209,7 +209,8 @@ class LimitSearch(ABC):
             value = self.advised(limits)
             words = self.words if value is None else [*self.words, self.point(value)]
             advice = None if problem else advice_line(words, requests)
-            said = [problem] if problem else [*self.result(limits), *self._doubts(limits.holds)]
+            first, *rest = [problem] if problem else self.result(limits)
+            said = [first, *self._doubts(limits.holds), *rest]
             print("\n".join(filter(None, [*said, advice])))
         with attempt(errors):
             write_csv(pictures / f"{self.files}.csv", self._rows())
