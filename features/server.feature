@@ -445,6 +445,7 @@ Feature: OpenAI's protocol over HTTP
       When it completes {"prompt": "One", "max_tokens": 1}
       Then it is refused with 503: "8 requests are waiting, and scheduler.max_waiting_requests=8 allows no more"
       And the header Retry-After is 1
+      And the metrics count it as refused
 
     @R18.5
     Scenario: A client that tries again gets in
@@ -644,6 +645,9 @@ Feature: OpenAI's protocol over HTTP
         | vllm:request_queue_time_seconds_count                 | 1 |
         | vllm:request_prefill_time_seconds_count               | 1 |
         | vllm:request_decode_time_seconds_count                | 1 |
+        | vllm:request_inference_time_seconds_count             | 1 |
+        | vllm:request_time_per_output_token_seconds_count      | 1 |
+        | vllm:request_prefill_kv_computed_tokens_sum           | 4 |
 
     @R23.5
     Scenario: Its memory, while it serves 20 tokens of prompt and 13 of output in blocks of 16

@@ -284,6 +284,13 @@ def grew(growth: dict[str, float], datatable: list[list[str]]) -> None:
     assert {name: growth[name] for name in expected} == expected
 
 
+@then("the metrics count it as refused")
+def counts_refusals(client: Client) -> None:
+    text = httpx.get(f"{client.served.url}/metrics").text
+    (count,) = re.findall(r"^vllm:admission_rejections_total\{.*max_num_queued_reqs.*\} (\S+)$", text, re.MULTILINE)
+    assert float(count) > 0
+
+
 def _metrics(client: Client) -> dict[str, float]:
     """Every sample by its name and labels other than the model's and the engine's, once nothing runs."""
     wait_until_empty(client.served.serving)  # an answer's last token is sent before its step has been counted

@@ -21,6 +21,7 @@ from kvlab.lab.advise.advice import PLAN, Figures, Proposal, unkept
 from kvlab.lab.advise.adviser import Adviser
 from kvlab.lab.advise.changes import Change, Price, TrafficFacts
 from kvlab.lab.advise.goal import Gain, Goal, Kind
+from kvlab.lab.advise.headroom import summary
 from kvlab.lab.advise.search import Search, Tried, ranked
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
@@ -51,6 +52,12 @@ def requests(count: int, per_s: float = 1.0, turns: int = 1) -> list[Request]:
         for turn in range(1, turns)
     ]
     return first + later
+
+
+def test_the_rate_of_conversations_is_not_told_as_that_of_requests() -> None:
+    alone, turns = (summary(WorkloadConfig(name="drawn"), requests(11, 2.0, turns)).sentence() for turns in (1, 4))
+    assert alone.startswith("11 requests, 2 a second over 5 s (gaps vary 0.00 times their mean); prompts of ")
+    assert turns.startswith("44 requests in 11 conversations, which begin 2 a second over 5 s (gaps vary 0.00 ")
 
 
 class TestErrorsOfPairs:

@@ -176,11 +176,11 @@ class TestDrawing:
         (axes,) = draw_capacity(curves, measured, "both").axes
         drawn = {line.get_label(): line for line in axes.lines}
         assert set(drawn) == {f"{name}, planned" for name in ("contiguous", "paged", "mine")} | {
-            "paged, measured",
-            "elsewhere, measured",
-            "paged_unshared, measured",
+            "paged, most in a run",
+            "elsewhere, most in a run",
+            "paged_unshared, most in a run",
         }
-        marks = [drawn[f"{name}, measured"] for name in ("paged", "paged_unshared")]
+        marks = [drawn[f"{name}, most in a run"] for name in ("paged", "paged_unshared")]
         assert {mark.get_markerfacecolor() for mark in marks} == {drawn["paged, planned"].get_color()}
         assert len({mark.get_marker() for mark in marks}) == 2
         assert len({line.get_color() for line in drawn.values() if line.get_linestyle() != "None"}) == 3

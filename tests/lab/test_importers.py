@@ -35,6 +35,24 @@ def test_a_request_of_aiperf_that_failed_is_left_out(tmp_path: Path) -> None:
     assert [request.prompt_tokens for request in imported(tmp_path, text)] == [7, 7]
 
 
+def test_a_table_may_begin_with_a_request_that_failed(tmp_path: Path) -> None:
+    """Whose usage is null, so that the column of the prompts is not known yet."""
+    source, trace = tmp_path / "source", tmp_path / "trace.jsonl"
+    source.write_text('{"llm": null}\n{"llm": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}}\n')
+    for name in (None, "llm.usage.prompt_tokens"):
+        columns = ColumnSettings(prompt_tokens=name)
+        with pytest.raises(WorkloadError, match=r"line 1.*; drop=prompts leaves out the requests"):
+            import_traffic(str(source), ImportSettings(to=str(trace), columns=columns))
+        import_traffic(str(source), ImportSettings(to=str(trace), columns=columns, drop=["prompts"]))
+        assert [(request.prompt_tokens, request.output_tokens) for _, request in read_trace(str(trace))] == [(7, 3)]
+    wrong = ColumnSettings(prompt_tokens="in")
+    with pytest.raises(ConfigError, match=r"columns\.prompt_tokens=in: the file has no such column; it has llm"):
+        import_traffic(str(source), ImportSettings(to=str(trace), columns=wrong, drop=["prompts"]))
+    source.write_text('{"llm": {"usage": {"tokens": 7}}}\n')
+    with pytest.raises(WorkloadError, match="which column has the prompt's tokens"):
+        import_traffic(str(source), ImportSettings(to=str(trace), format="table", drop=["prompts"]))
+
+
 @pytest.mark.parametrize(
     ("limits", "most"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import pytest
 
 import kvlab.lab.run.execute as lab
 from kvlab.lab.results import quality
-from kvlab.lab.tracking import RunStatus
-from tests.support.runs import run_small
+from kvlab.lab.results.artifacts import write_artifacts
+from kvlab.lab.run import recording
+from kvlab.lab.run.execute import RunContext
+from kvlab.lab.settings import Composition
+from kvlab.lab.terminal import Terminal
+from kvlab.lab.tracking import RunStatus, Tracker
+from tests.support.plans import composed
+from tests.support.runs import FEW_STEPS, alone, run_small
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +78,26 @@ def test_a_signal_behind_the_last_step_keeps_what_was_measured(
     result = run_small(tmp_path)
     assert result.status is RunStatus.INTERRUPTED
     assert result.metrics["requests/completed"] == 2
+
+
+@pytest.mark.parametrize("in_sweep", [False, True])
+def test_a_signal_while_results_are_written_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_sweep: bool
+) -> None:
+    """The run has ended: its store would have it as interrupted, and no figures. A sweep ends behind it."""
+    finished = list[RunStatus]()
+
+    def write(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return write_artifacts(*args)
+
+    monkeypatch.setattr(recording, "write_artifacts", write)
+    monkeypatch.setattr(Tracker, "finish", lambda _, status, error: finished.append(status))
+    run = composed("model=qwen3_tiny", *FEW_STEPS)
+    made, said = Composition(run, {}, str, dict), Terminal(record=True)
+    context = RunContext(made, tmp_path, said, "a run", in_sweep=in_sweep)
+    with alone(), pytest.raises(KeyboardInterrupt) if in_sweep else nullcontext():
+        lab.execute(context)
+    assert finished == [RunStatus.FINISHED]
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
+    assert "stopping once the results are written; once more to stop at once" in said.export_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.cli.compose import compose_run
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError
 from kvlab.lab.campaigns.sweep.sweep import record_failure
@@ -310,3 +311,10 @@ def test_an_error_says_where_in_a_plugin_it_was_raised(tmp_path: Path, monkeypat
         summary = record_failure(tmp_path / name, name, caught.value)
         assert summary["error"] == f"ZeroDivisionError: division by zero ({place})"
     assert raised_in(ValueError()) == ""
+
+
+@pytest.mark.parametrize("key", ["attention.backend", "engine.kind", "executor.kind", "kv.backend"])
+def test_a_group_without_a_file_for_a_name_says_which_setting_takes_a_plugins(key: str) -> None:
+    group = key.partition(".")[0]
+    with pytest.raises(ConfigError, match=rf"^{group}=mine: unknown; known: .*; one of a plugin is {key}=NAME$"):
+        compose_run((f"{group}=mine",))

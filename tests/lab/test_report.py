@@ -90,6 +90,17 @@ def test_other_work_beside_comparable_runs_gets_no_word(tmp_path):
     assert "no verdict: not the same work: model.architecture.hidden_size differ" in report.warnings[0]
 
 
+def test_what_speaks_against_many_groups_is_said_once(tmp_path):
+    points: dict[str, dict[str, Any]] = {"a": {}} | {
+        str(size): {"model__architecture__hidden_size": size} for size in (128, 256, 384, 512, 640, 768)
+    }
+    points["b"] = {"kv__backend": "contiguous"}
+    runs = record_sweep(tmp_path, points, {name: [100.0, 101.0] for name in points})
+    report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
+    (said,) = [text for text in report.warnings if "no verdict" in text]
+    assert " and 2 more: no verdict: not the same work: model.architecture.hidden_size differ. by= " in said
+
+
 def test_what_did_not_finish_is_left_out_and_said(sweep, tmp_path):
     record_run(tmp_path / "sweep" / "5", status="out_of_memory", error="does not fit", repeat=2)
     from kvlab.lab.results.records import read_sweep

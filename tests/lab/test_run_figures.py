@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -150,6 +151,28 @@ class TestARun:
         for drawn in (figures.run_figures(there), figures.sweep_figures([there, other])):
             assert {figure.get_supxlabel() for figure in drawn.values()} == {"simulated l4, timing roofline"}
         assert {figure.get_supxlabel() for figure in figures.run_figures(record).values()} == {""}
+
+    def test_what_runs_of_several_devices_leave_names_them_alone_and_cuts_nothing(self, pressed: Path) -> None:
+        """Their limits go with the device, their caches are of several sizes, and the small print is long."""
+        record = read_run(pressed)
+        records = []
+        for number, device in enumerate(("a100_sxm", "h100_sxm", "l40s"), 1):
+            machine = f"simulated 2 x {device}, timing silicon (vllm 0.24.0 on {device})"
+            config = {**record.config, "scheduler.max_batch_size": number, "model.max_seq_len": 2**16}
+            metrics = {**record.metrics, "capacity/kv_bytes": number * record.metrics["capacity/kv_bytes"]}
+            choices = {**record.choices, "hardware": device}
+            facts = {**record.facts, "machine": machine}
+            own = dataclasses.replace(record, config=config, metrics=metrics, choices=choices, facts=facts)
+            records.append(own)
+        assert [list(point.config) for point in Points.of(records)] == [["hardware"]] * 3
+        drawn = figures.sweep_figures(records)
+        lines = drawn["capacity"].get_supxlabel().splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= 150
+        (axes,) = drawn["capacity"].axes
+        assert "2 of 3 runs had another cache, and are not shown" in {text.get_text() for text in axes.texts}
+        least = {str(line.get_label()): float(np.min(np.asarray(line.get_xdata()))) for line in axes.lines}
+        assert least["paged, planned"] <= least["paged, most in a run"]
 
     def test_a_point_of_a_sweep_draws_no_page(self, pressed: Path) -> None:
         files = figures.save_run_figures(read_run(pressed), hover=False)

@@ -48,6 +48,15 @@ def test_a_server_that_begins_again_has_what_it_stored_since(capsys: pytest.Capt
     )
 
 
+def test_what_was_sent_before_anybody_watched_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for first, is_said in ((0, False), (338, True)):
+        pool = ServerPool()
+        pool.take(first, batch(10.0, 1))
+        show(pool, None, Terminal(width=200))
+        said = "338 batches were sent before: what is there from then is not known" in capsys.readouterr().out
+        assert (said, pool.missed) == (is_said, 0)
+
+
 class Server:
     """Publishes batches of events at an address."""
 

@@ -106,6 +106,73 @@ def test_a_pool_reports_its_evictions_and_hits() -> None:
     assert times_of(metrics, "lifetime")[0] == times_of(metrics, "idle_before_evict")[0] > 0
 
 
+def test_tokens_are_counted_while_their_requests_run_and_once() -> None:
+    """One more starts meanwhile, and none is left behind that has ended."""
+    metrics, engine = ServerMetrics("tiny"), make_engine()
+    engine.submit(request("first", 9, 6), None, metrics.finish)
+    counts = list[list[float]]()
+    while engine.has_work():
+        if len(counts) == 2:
+            engine.submit(request("second", 9, 3), None, metrics.finish)
+        if engine.step() is not None:
+            metrics.tokens(engine.scheduler.running)
+        found = samples(metrics)
+        names = "time_to_first_token", "inter_token_latency"
+        counts.append([found[f"vllm:{name}_seconds_count"] for name in names])
+    assert counts[:5] == [[1, 0], [1, 1], [2, 2], [2, 4], [2, 6]]
+    assert counts[-1] == [2, 7]
+    assert samples(metrics)["vllm:request_generation_tokens_sum"] == 9
+
+
+def test_buckets_have_the_ends_of_vllms() -> None:
+    """Of long requests a quantile is else the largest end; rules name an end by its value."""
+    families = text_string_to_metric_families(ServerMetrics("tiny").text().decode())
+    ends: dict[str, set[float]] = {}
+    for family in families:
+        for each in family.samples:
+            if "le" in each.labels:
+                ends.setdefault(family.name, set()).add(float(each.labels["le"]))
+    first = {
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        640,
+    }
+    assert ends["vllm:time_to_first_token_seconds"] >= first | {2560}
+    latency = {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
+    for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
+        assert ends[f"vllm:{name}_seconds"] >= latency
+    gaps = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+    assert ends["vllm:inter_token_latency_seconds"] >= gaps
+
+
+def test_every_end_is_counted_from_0_on() -> None:
+    """Of a value that is not 0 when it is first seen, Prometheus tells no growth."""
+    found = re.findall(
+        r'^vllm:request_success_total\{.*finished_reason="(\w+)".*\} 0\.0$',
+        ServerMetrics("t").text().decode(),
+        re.M,
+    )
+    assert set(found) == {"stop", "length", "abort", "error"}
+
+
 @pytest.mark.parametrize(
     ("reason", "label"),
     [(FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length"), (FinishReason.ABORTED, "abort"),

@@ -51,6 +51,7 @@ def test_a_run_that_ends_while_it_fills_up_says_that_it_is_too_short() -> None:
     assert found is not None
     assert not found.is_overloaded
     assert "are too few to tell whether 2 requests a second can be held" in str(found.sentence())
+    assert "workload.num_requests of 120 at least" in str(found.sentence())
 
 
 def test_an_engine_that_has_room_for_all_is_not_overloaded() -> None:

@@ -20,6 +20,14 @@ _NOT_SAID = re.compile(
     re.DOTALL,
 )
 SEVERAL = "has several values"  # the reason begins so, of a setting that has one
+#: Groups whose choices are files: the setting that takes a plugin's name, for which there is no file.
+_OF_PLUGINS = {
+    "attention": "attention.backend",
+    "engine": "engine.kind",
+    "executor": "executor.kind",
+    "kv": "kv.backend",
+    "scheduler": "scheduler.policy",
+}
 _OPEN = ("tags", "model.architecture", "engine.options")  # take any keys
 
 
@@ -86,6 +94,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
 def _unknown_choice(group: str, name: str, known: list[str]) -> ConfigError:
     """A group's option that there is none of, with the nearest that there is."""
     hint = nearest(name.lower(), known, "; did you mean {}?")
+    if (key := _OF_PLUGINS.get(group)) is not None:
+        hint += f"; one of a plugin is {key}=NAME"
     if group == "model":
         hint = f"; or a directory with a config.json, a GGUF file or the id of a hub{hint}"
     return ConfigError(group, redacted(group, name), f"unknown; known: {', '.join(known)}{hint}")

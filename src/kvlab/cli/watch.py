@@ -144,6 +144,7 @@ def main(settings: WatchSettings) -> int:
             name: getattr(pool, name)
             for name in (
                 "batches",
+                "before",
                 "stored",
                 "removed",
                 "cleared",

@@ -17,21 +17,22 @@ _SECONDS = np.array(
 
 
 class Durations:
-    """A histogram that takes many seconds at once."""
+    """A histogram that takes many seconds at once. Its buckets have the upper `ends`."""
 
-    def __init__(self) -> None:
-        self._counts = np.zeros(len(_SECONDS) + 1, dtype=np.int64)  # up to each end, and above the last
+    def __init__(self, ends: NDArray[np.float64] = _SECONDS) -> None:
+        self._ends = ends
+        self._counts = np.zeros(len(ends) + 1, dtype=np.int64)  # up to each end, and above the last
         self._sum = 0.0
 
     def observe(self, seconds: NDArray[np.float64]) -> None:
         """Count each."""
-        self._counts += np.bincount(_SECONDS.searchsorted(seconds), minlength=len(self._counts))
+        self._counts += np.bincount(self._ends.searchsorted(seconds), minlength=len(self._counts))
         self._sum += float(seconds.sum())
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
         """As Prometheus has it: how many were at most as long as each bucket's end."""
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name", "engine"])
-        ends = [*map(str, _SECONDS.tolist()), "+Inf"]
+        ends = [*map(str, self._ends.tolist()), "+Inf"]
         buckets = zip(ends, accumulate(self._counts.tolist()), strict=True)
         family.add_metric([model, "0"], buckets=list(buckets), sum_value=self._sum)
         return family

@@ -89,7 +89,7 @@ def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetr
     events = _kv_events(core, settings)
     if events is not None:
         metrics.watch_events(events)
-    engine = Engine(core, on_step=partial(_step_done, metrics=metrics, events=events))
+    engine = Engine(core, on_step=partial(_step_done, metrics=metrics, core=core, events=events))
     return Serving(engine, model, metrics, settings, shown, traces, events)
 
 
@@ -101,8 +101,11 @@ def _grammars(plan: EnginePlan, tokenizer: Tokenizer | None) -> Grammars | None:
     return tokenizer.grammars(plan.model.vocab_size, ends)
 
 
-def _step_done(record: StepRecord, *, metrics: ServerMetrics, events: KVEventPublisher | None) -> None:
+def _step_done(
+    record: StepRecord, *, metrics: ServerMetrics, core: EngineCore, events: KVEventPublisher | None
+) -> None:
     metrics.step(record)
+    metrics.tokens(core.scheduler.running)
     if events is not None:
         events.flush()
 

@@ -16,6 +16,7 @@ from kvlab.core import Request as EngineRequest
 from kvlab.engine.core import EngineCore
 from kvlab.engine.protocol import FinishCallback
 from kvlab.engine.service import Engine
+from kvlab.errors import QueueFullError
 from kvlab.kv.pool import BlockPool
 from kvlab.kv.reset import drop_cached
 from kvlab.server.answers import Answer
@@ -116,7 +117,12 @@ class Serving:
             on_finish=on_finish,
             arrival_s=client.state.arrival_s,
         )
-        await call.start()
+        try:
+            await call.start()
+        except ApiError as error:
+            if isinstance(error.__cause__, QueueFullError):
+                self.metrics.refuse()
+            raise
         self.metrics.accept(requests)
         answer = kind(name, body, requests, self.model)
         if body.stream:

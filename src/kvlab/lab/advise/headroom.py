@@ -25,7 +25,7 @@ _POLICIES_TRIED = 400_000  # blocks of visits up to which every policy is replay
 
 @dataclass(frozen=True, slots=True)
 class TrafficSummary:
-    """All of the traffic. Rates are per second, lengths in tokens."""
+    """All of the traffic. Rates are per second, lengths in tokens; arrivals are those of first turns alone."""
 
     requests: int
     conversations: int
@@ -40,10 +40,10 @@ class TrafficSummary:
         """In words."""
         rate = "all at once" if self.per_s is None else f"{self.per_s:.3g} a second over {self.seconds:,.0f} s"
         text = f"{self.requests:,} requests, {rate}"
+        if self.conversations < self.requests:
+            text = f"{self.requests:,} requests in {self.conversations:,} conversations, which begin {rate}"
         if self.burstiness is not None:
             text += f" (gaps vary {self.burstiness:.2f} times their mean)"
-        if self.conversations < self.requests:
-            text += f", in {self.conversations:,} conversations"
         prompt, output = ("{:,.0f} ({:,.0f})".format(*lengths) for lengths in (self.prompt, self.output))
         return f"{text}; prompts of {prompt} tokens, outputs of {output}: p50 (p99)"
 

@@ -1,7 +1,7 @@
 """Which runs are repeats of each other, and in which settings the groups differ."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvlab.errors import ConfigError
@@ -70,14 +70,19 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
-def short_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
-    """The keys as one would give them on the command line: a group's choice stands for what it alone decides."""
+def short_keys(runs: Sequence[RunRecord], keys: Sequence[str], deciding: Collection[str] = ()) -> list[str]:
+    """The keys as one would give them on the command line: a group's choice stands for what it alone decides, and
+    those of the `deciding` groups also for settings of other groups that go with it, as a server's limits with its
+    device.
+    """
     chosen = [group for group in runs[0].choices if len({run.choices.get(group) for run in runs}) > 1]
 
     def decided(key: str) -> bool:
-        group = key.split(".")[0]
-        both = {(run.choices.get(group), repr(run.config.get(key))) for run in runs}
-        return group in chosen and len(both) == len({choice for choice, _ in both})
+        for group in {key.split(".")[0], *deciding}.intersection(chosen):
+            both = {(run.choices.get(group), repr(run.config.get(key))) for run in runs}
+            if len(both) == len({choice for choice, _ in both}):
+                return True
+        return False
 
     return [*chosen, *(key for key in keys if not decided(key))]
 

@@ -5,6 +5,7 @@ Both libraries are imported with this package, so import it late.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ from kvlab.lab.files import attempt, replacing, write_text
 from kvlab.lab.results.records import RunRecord
 
 FOLDER, PAGE = "figures", "hover.html"
+_MARK = 150  # characters of a line of small print below a figure
 
 
 def run_figures(record: RunRecord) -> dict[str, Figure]:
@@ -130,7 +132,8 @@ def mark_simulated(figures: dict[str, Figure], records: Sequence[RunRecord]) -> 
     """The figures; where runs were simulated, each says on what."""
     if mark := "; ".join(sorted({record.simulated for record in records} - {""})):
         for figure in figures.values():
-            figure.supxlabel(mark, x=0.99, ha="right", fontsize=8, color=style.FAINT)
+            lines = "\n".join(wrap(mark, _MARK))
+            figure.supxlabel(lines, x=0.99, ha="right", ma="right", fontsize=8, color=style.FAINT)
     return figures
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
+from math import ceil, log2
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -38,13 +39,19 @@ def capacity_figure(records: Sequence[RunRecord]) -> Figure | None:
     kv_bytes, per_token, longest = common
     setting = chosen[0].config.get("kv.block_size")
     block = setting if isinstance(setting, int) else 16
-    # Whole blocks, from a thirty-second of the longest: between them the curve has steps that a line would cut.
-    lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in range(4 * 5 + 1)})
+    points = [point for record in chosen if (point := measured_capacity(record))]
+    # Whole blocks, from a thirty-second of the longest or what was measured: between them the curve has steps that
+    # a line would cut.
+    halvings = log2(max(32.0, *(longest / point.mean_tokens for point in points)))
+    steps = range(ceil(4 * halvings) + 2)
+    lengths = sorted({max(1, round(longest * 2 ** (-step / 4) / block)) * block for step in steps})
     groups = next((_groups(record) for record in chosen if "kv_groups" in record.facts), ())
     sizes = {"max_seq_len": longest, "block_size": block}
     curves = capacity_curve(kv_bytes, per_token, **sizes, lengths=lengths, groups=groups)
     heading = f"Sequences that fit in {kv_bytes // per_token:,} token slots, by their mean length"
-    return draw_capacity(curves, [point for record in chosen if (point := measured_capacity(record))], heading)
+    others = len(records) - len(chosen)
+    note = f"{others} of {len(records)} runs had another cache, and are not shown" if others else ""
+    return draw_capacity(curves, points, heading, note)
 
 
 def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
@@ -59,7 +66,9 @@ def measured_capacity(record: RunRecord) -> MeasuredCapacity | None:
     return MeasuredCapacity(backend, choice, tokens / running, running) if running and tokens else None
 
 
-def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str) -> Figure:
+def draw_capacity(
+    curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCapacity], heading: str, note: str = ""
+) -> Figure:
     """A curve for each backend and points in its colour, on logarithmic axes."""
     figure, axes = style.new_axes(4.6, "mean length of a sequence, tokens", "sequences at once")
     backends = dict.fromkeys([*(curve.backend for curve in curves), *(point.backend for point in measured)])
@@ -71,8 +80,9 @@ def draw_capacity(curves: Sequence[CapacityCurve], measured: Sequence[MeasuredCa
     for (backend, choice), marker in zip(choices, cycle(_MARKERS), strict=False):
         at = [(p.mean_tokens, p.sequences) for p in measured if (p.backend, p.choice) == (backend, choice)]
         mark: Any = {"linestyle": "none", "marker": marker, "markersize": 8, "markeredgecolor": "white"}
-        axes.plot(*zip(*at, strict=True), markerfacecolor=colours[backend], label=f"{choice}, measured", **mark)
-    style.title(axes, heading)
+        mark |= {"markerfacecolor": colours[backend], "label": f"{choice}, most in a run"}
+        axes.plot(*zip(*at, strict=True), **mark)
+    style.title(axes, heading, note)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.minorticks_off()

@@ -57,7 +57,7 @@ class Points(list[Point]):
         """Each with the settings in which they differ, as one would give them on the command line: a group's choice
         (`workload`) stands for all that it decides.
         """
-        keys = short_keys(records, differing([settings(record) for record in records]))
+        keys = short_keys(records, differing([settings(record) for record in records]), ("hardware", "framework"))
         return cls(
             Point({key: value_of(record, key) for key in keys}, record.metrics, record.status, record.name)
             for record in records

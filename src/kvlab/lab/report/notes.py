@@ -8,6 +8,7 @@ from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import count
 
 _MACHINE = ("machine", "device", "threads")
+_NAMED = 4  # groups of which the same is said
 
 
 def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
@@ -55,11 +56,16 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
         for group in groups
         if group.left_out
     ]
+    alive = {group.name for group in groups if group.runs}
+    names_of: dict[str, list[str]] = {}
     for name, reason in obstacles.items():
+        if options.force or name in alive:
+            names_of.setdefault(reason, []).append(name)
+    for reason, names in names_of.items():
+        said = f"no verdict: {reason}. by= makes keys what is compared; force=true ignores this."
         if options.force:
-            texts.append(f"{name}: compared because of force=true although {reason}.")
-        elif any(group.name == name and group.runs for group in groups):
-            texts.append(f"{name}: no verdict: {reason}. by= makes keys what is compared; force=true ignores this.")
+            said = f"compared because of force=true although {reason}."
+        texts.append(f"{listed(names)}: {said}")
     runs = [run for group in groups for run in group.runs]
     # What a run simulates is a setting of it, which stands among the differences; its own machine decides nothing.
     measured = [run for run in runs if not run.simulated]
@@ -75,6 +81,11 @@ def warnings(groups: Sequence[Group], obstacles: Mapping[str, str], options: Rep
         for group in groups[1:]
         if _ran_apart(groups[0], group)
     ]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of groups, and how many more there are."""
+    return ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
 
 
 def _ran_apart(baseline: Group, group: Group) -> bool:

@@ -10,7 +10,7 @@ from kvlab.lab.compare.interval import SAME, Estimate, estimate, is_worse, verdi
 from kvlab.lab.compare.work import check_groups, obstacle
 from kvlab.lab.report import rows
 from kvlab.lab.report.model import Cell, Report, Row
-from kvlab.lab.report.notes import method_notes, warnings
+from kvlab.lab.report.notes import listed, method_notes, warnings
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.results.answers import sample_answers
 from kvlab.lab.results.catalogue import metric as entry_of
@@ -131,10 +131,7 @@ def _outputs(baseline: Group, others: Sequence[Group]) -> list[tuple[str, str]]:
     groups_of: dict[str, list[str]] = {}
     for group in (baseline, *others) if len(baseline.runs) > 1 else others:
         groups_of.setdefault(check_groups(baseline, group).text, []).append(group.name)
-    return [
-        (", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4), text)
-        for text, names in groups_of.items()
-    ]
+    return [(listed(names), text) for text, names in groups_of.items()]
 
 
 def _baseline_first(groups: list[Group], name: str | None) -> list[Group]:

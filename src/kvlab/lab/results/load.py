@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 
 from kvlab.config import WorkloadConfig
@@ -72,8 +73,8 @@ class OfferedLoad:
         if not self.is_long_enough and self.served_per_s < 0.9 * self.offered_per_s:
             return (
                 f"{self.seconds:.3g} s of arrivals are too few to tell whether {self.offered_per_s:.3g} requests a "
-                f"second can be held: a request takes {self.typical_s:.3g} s. Take more "
-                "(workload.num_requests, or a longer trace)"
+                f"second can be held: a request takes {self.typical_s:.3g} s. Take more (workload.num_requests of "
+                f"{ceil(2 * self.typical_s * self.offered_per_s):,} at least, or a longer trace)"
             )
         return None
 

@@ -89,10 +89,13 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
         reason = reason_of(error)
         recording.finish(log, metrics, _failure(error), reason)
         raise
-    recording.finish(log, metrics, status, problem, sure.get(""))
+    with stop_on_signal(context.console, "stopping once the results are written") as was_asked:
+        recording.finish(log, metrics, status, problem, sure.get(""))
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
+    if context.in_sweep and was_asked():
+        raise KeyboardInterrupt  # this run has ended; it was meant for those behind it
     return result
 
 

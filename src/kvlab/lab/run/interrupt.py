@@ -10,9 +10,9 @@ from kvlab.lab.terminal import Terminal
 
 
 @contextmanager
-def stop_on_signal(console: Terminal) -> Iterator[Callable[[], bool]]:
-    """Yield whether a first Ctrl-C (or SIGTERM) asked to stop; a second one raises KeyboardInterrupt. Outside the
-    main thread, where Python takes no signals, nothing asks.
+def stop_on_signal(console: Terminal, when: str = "stopping after this step") -> Iterator[Callable[[], bool]]:
+    """Yield whether a first Ctrl-C (or SIGTERM) asked to stop, which is answered with `when` that will be; a second
+    one raises KeyboardInterrupt. Outside the main thread, where Python takes no signals, nothing asks.
     """
     asked = False
 
@@ -21,7 +21,7 @@ def stop_on_signal(console: Terminal) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        console.print("stopping after this step; once more to stop at once", style="yellow")
+        console.print(f"{when}; once more to stop at once", style="yellow")
 
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()

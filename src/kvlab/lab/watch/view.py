@@ -42,6 +42,7 @@ class ServerPool:
     cleared: int = 0
     unknown: int = 0  # removals of what was stored before anybody watched, or in batches that were missed
     batches: int = 0
+    before: int = 0  # batches that were sent before the first that was heard
     gaps: int = 0
     missed: int = 0  # batches
     peak: int = 0
@@ -62,6 +63,8 @@ class ServerPool:
     def take(self, number: int, payload: Sequence[Any]) -> None:
         """Take a batch, whose `number` should be the expected one. Raises EventError."""
         when, events = batch_events(number, payload)
+        if self.expected is None:
+            self.before = number
         missed = 0 if self.expected is None else number - self.expected
         if missed < 0 and when <= self.latest:  # asked for again, or sent twice
             return
@@ -188,6 +191,12 @@ def show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) -> 
         f"{pool.batches:,} batches of events: {pool.stored:,} blocks stored, {pool.removed:,} evicted, "
         f"{len(pool.now):,} there at the end, {pool.peak:,} at most"
     ]
+    if pool.before:
+        was = "batch was" if pool.before == 1 else "batches were"
+        said.append(
+            f"{pool.before:,} {was} sent before: what is there from then is not known, nor counted; replay=ADDRESS "
+            "asks for those that the server still has"
+        )
     if pool.gaps:
         said.append(f"{pool.missed:,} batches were missed, in {pool.gaps:,} gaps: what they had is not known")
     if pool.restarts:
@@ -203,7 +212,9 @@ def show(pool: ServerPool, metrics: ServerMetrics | None, console: Terminal) -> 
         )
     if metrics is not None and metrics.prompt_tokens:
         share = 100 * (metrics.hit_tokens or 0) / metrics.prompt_tokens
-        said.append(f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found")
+        said.append(
+            f"its own metrics: {share:.1f} % of {metrics.prompt_tokens:,.0f} prompt tokens found since it began"
+        )
     for sentence in said:
         console.print(sentence)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from kvlab.core import MAX_WHOLE
-from kvlab.errors import ConfigError, shown
+from kvlab.errors import ConfigError, WorkloadError, shown
 from kvlab.workloads.importers import IMPORTERS
 from kvlab.workloads.importers.base import Importer, ImportOptions, json_objects
 from kvlab.workloads.lines import MAX_LINE_BYTES, csv_cells, read_head, read_lines
@@ -145,14 +145,16 @@ class TableImporter(Importer):
                 self._names += added
                 there.update(added)
                 self._find(place, columns, fresh + added)
-            if row.get(columns["prompt_tokens"]) is not None:
+            if row.get(columns.get("prompt_tokens", "")) is not None:
                 yield self._request(place, row, columns)
             elif "prompts" in self.options.drop:
                 self.dropped += 1
             else:
                 text = "is empty; expected a number of tokens; drop=prompts leaves out the requests without"
                 raise place.error(text, columns["prompt_tokens"])
-        self._check_said(columns)
+        self._check_said()
+        if self.place is not None and "prompt_tokens" not in columns:
+            raise self._unnamed(self.place)
         used = {column[:end] for column in columns.values() for end in _ends(column)}
         self.unread = tuple(name for name in self._names if name and name not in used)
 
@@ -201,15 +203,22 @@ class TableImporter(Importer):
                 if names.count(own) > 1:
                     raise place.error("is there twice; rename one of them", own)
                 columns[name] = own
-        if self._is_fixed or "prompt_tokens" not in columns:
-            self._check_said(columns)
-        if "prompt_tokens" not in columns:
-            there = ", ".join(map(shown, names))
-            raise place.error(
-                f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
-            )
+        if self._is_fixed:
+            self._check_said()
+        if "prompt_tokens" not in columns and (self._is_fixed or "prompts" not in self.options.drop):
+            raise self._unnamed(place)
 
-    def _check_said(self, columns: Mapping[str, str]) -> None:
+    def _unnamed(self, place: Place) -> WorkloadError:
+        """No column has the tokens of prompts, or none so far: of JSON the first request may be one that failed."""
+        there, said = ", ".join(map(shown, self._names)), self.options.columns.get("prompt_tokens")
+        text = f"which column has the prompt's tokens? It has {there}; set columns.prompt_tokens=NAME"
+        if said is not None:
+            text = f"is not there, beside {there}"
+        if not self._is_fixed:
+            text += "; drop=prompts leaves out the requests without"
+        return place.error(text, said)
+
+    def _check_said(self) -> None:
         """Raises ConfigError for a column that was said and is not there."""
         for name, said in self.options.columns.items():
             if self._names and said not in self._names:

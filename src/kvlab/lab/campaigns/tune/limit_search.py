@@ -15,6 +15,7 @@ from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.files import attempt, write_csv
 from kvlab.lab.results.catalogue import metric
+from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
 from kvlab.lab.results.provenance import config_digest
 from kvlab.lab.results.records import read_run, read_summary
@@ -169,6 +170,15 @@ class LimitSearch(ABC):
         """What the run of a value kept; empty: nothing."""
         return read_summary(self.folder(value)) or {}
 
+    def _doubts(self, found: float | None) -> list[str]:
+        """Why the value that was found would not hold for longer, if its run ended before that showed."""
+        workload = self.config.workload
+        if found is None or not self.summary(found) or workload.concurrency is not None or workload.turns > 1:
+            return []
+        load = offered_load(read_run(self.folder(found)).requests())
+        doubt = load and load.sentence()
+        return [f"warning: of {self.point(found)}: {doubt}"] if doubt else []
+
     def _search(self) -> tuple[Bracket, str | None]:
         """The bracket, and why there is none."""
         tries = self.tries()
@@ -199,7 +209,9 @@ class LimitSearch(ABC):
             value = self.advised(limits)
             words = self.words if value is None else [*self.words, self.point(value)]
             advice = None if problem else advice_line(words, requests)
-            print("\n".join(filter(None, [problem or "\n".join(self.result(limits)), advice])))
+            first, *rest = [problem] if problem else self.result(limits)
+            said = [first, *self._doubts(limits.holds), *rest]
+            print("\n".join(filter(None, [*said, advice])))
         with attempt(errors):
             write_csv(pictures / f"{self.files}.csv", self._rows())
         if len(self.ended) > 1:

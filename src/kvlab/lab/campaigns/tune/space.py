@@ -98,10 +98,13 @@ def _ranges(config: RunConfig, plan: CapacityPlan, sizes: tuple[int, ...]) -> di
         stored = sum(lengths[request.request_id] * request.sampling.n for request in requests)
         longest, tokens = max(lengths.values()), min(tokens, round(stored * _CACHE_SHARE))
     sizes = sizes or (config.kv.block_size,)
+    # A server on a large device has more than that: what it has today is within, and where the search begins.
+    most_batch = max(_MOST_BATCH, config.scheduler.max_batch_size)
+    most_tokens = max(_MOST_TOKENS, config.scheduler.max_batched_tokens)
     return {
-        BATCH: Range(1, max(2, min(sequences, _MOST_BATCH))),
+        BATCH: Range(1, max(2, min(sequences, most_batch))),
         BLOCKS: Range(max(1, longest // max(sizes)), max(2, tokens // min(sizes))),
-        TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), _MOST_TOKENS)),
+        TOKENS: Range(_LEAST_TOKENS, min(max(prompts, 2 * _LEAST_TOKENS), most_tokens)),
     }
 
 
