@@ -8,9 +8,13 @@ from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.fleet.fleet import Fleet
 from kvlab.kv.pool import BlockPool
+from kvlab.lab.run.fleet import _prefill_times
+from kvlab.lab.run.plan import plan_run
+from kvlab.simulation.timings import StepTiming
 from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.fleet.test_store import asked
 from tests.support.model import prompt_for
+from tests.support.plans import composed
 
 LINK = LinkConfig(setup_us=10_000.0)
 
@@ -104,3 +108,12 @@ def test_steps_at_once_change_nothing(seed: int) -> None:
         found.append((log.records, [each.pulls for each in fleet.neighbours], fleet.holdings.duplicates))
     assert found[0] == found[1]
     assert any(pulls for pulls in found[0][1])
+
+
+def test_what_a_pull_spares_is_predicted_in_the_chunks_that_steps_compute() -> None:
+    simulated = "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "framework=vllm"
+    plan = plan_run(composed("model=qwen3_8b", *simulated, "scheduler.long_prefill_threshold=256"))
+    assert isinstance(plan.timing, StepTiming)
+    (predicted,) = _prefill_times(plan.replicas)
+    assert predicted(0, 8000) == plan.timing.prompt_s(0, 8000, 256)
+    assert predicted(0, 8000) > 1.1 * plan.timing.prompt_s(0, 8000, plan.config.scheduler.max_batched_tokens)
