@@ -7,6 +7,7 @@ import pytest
 from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.holdings import Duplicates
 from kvlab.kv.pool import BlockPool
 from kvlab.lab.run.fleet import _prefill_times
 from kvlab.lab.run.plan import plan_run
@@ -94,6 +95,20 @@ def test_copies_are_counted_over_time() -> None:
     assert (counts.peak, counts.peak_held) == (16, 32)
     assert 16 * (1.0 - end_s) <= counts.duplicate_s < 16 * 0.9
     assert 32 * (1.0 - end_s) < counts.held_s < 16 + 16 * 0.9
+
+
+def test_copies_are_the_same_however_often_their_time_is_told() -> None:
+    """As with steps one by one and at once."""
+    counts = Duplicates(), Duplicates()
+    for each in counts:
+        each.until(0.1)
+        each.add(3, 1)
+    for tenths in range(2, 97):
+        counts[0].until(tenths / 10)
+    for each in counts:
+        each.until(9.7)
+    assert (counts[0].held_s, counts[0].duplicate_s) == (counts[1].held_s, counts[1].duplicate_s)
+    assert counts[1].held_s == pytest.approx(3 * 9.6)
 
 
 @pytest.mark.parametrize("seed", range(3))
