@@ -288,8 +288,7 @@ class TestCallbacksThatAbort:
         assert stream.ends == [ABORTED]
 
 
-def test_a_callback_may_close_the_engine() -> None:
-    """In the middle of a pass, whose other sequences have their tokens still to come."""
+def test_a_callback_may_close_the_engine_in_the_middle_of_a_pass() -> None:
     engine, streams = make_engine(), [Stream(), Stream(), Stream()]
 
     def close(output: StepOutput) -> None:
