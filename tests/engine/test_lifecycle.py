@@ -288,6 +288,25 @@ class TestCallbacksThatAbort:
         assert stream.ends == [ABORTED]
 
 
+def test_a_callback_may_close_the_engine_in_the_middle_of_a_pass() -> None:
+    engine, streams = make_engine(), [Stream(), Stream(), Stream()]
+
+    def close(output: StepOutput) -> None:
+        streams[1](output)
+        if len(streams[1].outputs) == 3:
+            engine.close()
+
+    callbacks: list[OutputCallback] = [streams[0], close, streams[2]]
+    for name, callback in zip("abc", callbacks, strict=True):
+        engine.add_request(request(name, 6, 9, ignore_eos=True), callback)
+    for _ in range(3):
+        engine.step()
+    assert not engine.has_work()
+    assert [stream.ends for stream in streams] == [[ABORTED]] * 3
+    assert [len(stream.tokens) for stream in streams] == [3, 3, 2]
+    assert_empty(engine)
+
+
 def test_a_sequence_that_outgrows_what_is_left_of_the_pool_fails_alone() -> None:
     """12 of 24 blocks belong to a slot that is not the engine's."""
     engine, stream = make_engine(), Stream()

@@ -7,10 +7,15 @@ import pytest
 from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
 from kvlab.fleet.fleet import Fleet
+from kvlab.fleet.holdings import Duplicates
 from kvlab.kv.pool import BlockPool
+from kvlab.lab.run.fleet import _prefill_times
+from kvlab.lab.run.plan import plan_run
+from kvlab.simulation.timings import StepTiming
 from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.fleet.test_store import asked
 from tests.support.model import prompt_for
+from tests.support.plans import composed
 
 LINK = LinkConfig(setup_us=10_000.0)
 
@@ -92,6 +97,20 @@ def test_copies_are_counted_over_time() -> None:
     assert 32 * (1.0 - end_s) < counts.held_s < 16 + 16 * 0.9
 
 
+def test_copies_are_the_same_however_often_their_time_is_told() -> None:
+    """As with steps one by one and at once."""
+    counts = Duplicates(), Duplicates()
+    for each in counts:
+        each.until(0.1)
+        each.add(3, 1)
+    for tenths in range(2, 97):
+        counts[0].until(tenths / 10)
+    for each in counts:
+        each.until(9.7)
+    assert (counts[0].held_s, counts[0].duplicate_s) == (counts[1].held_s, counts[1].duplicate_s)
+    assert counts[1].held_s == pytest.approx(3 * 9.6)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_at_once_change_nothing(seed: int) -> None:
     requests = traffic(40, seed=seed, groups=8, gap_s=0.003)
@@ -104,3 +123,12 @@ def test_steps_at_once_change_nothing(seed: int) -> None:
         found.append((log.records, [each.pulls for each in fleet.neighbours], fleet.holdings.duplicates))
     assert found[0] == found[1]
     assert any(pulls for pulls in found[0][1])
+
+
+def test_what_a_pull_spares_is_predicted_in_the_chunks_that_steps_compute() -> None:
+    simulated = "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "framework=vllm"
+    plan = plan_run(composed("model=qwen3_8b", *simulated, "scheduler.long_prefill_threshold=256"))
+    assert isinstance(plan.timing, StepTiming)
+    (predicted,) = _prefill_times(plan.replicas)
+    assert predicted(0, 8000) == plan.timing.prompt_s(0, 8000, 256)
+    assert predicted(0, 8000) > 1.1 * plan.timing.prompt_s(0, 8000, plan.config.scheduler.max_batched_tokens)

@@ -15,6 +15,7 @@ from kvlab.lab.capacity import (
     sequences_that_fit,
 )
 from kvlab.lab.run import plan as planning
+from kvlab.lab.run import serve
 from kvlab.lab.run.plan import RunPlan, planned_metrics
 from tests.support.plans import GIB, composed, planned
 
@@ -147,19 +148,30 @@ class TestPlanOfARun:
     def metrics(self, *overrides: str) -> dict[str, float]:
         return planned_metrics(planning.plan_run(composed("model=qwen3_tiny", "executor=cpu", *overrides)))
 
-    def test_every_sequence_counts_at_its_full_length(self) -> None:
-        fixed = ("workload.prompt_len={min: 20, max: 20}", "workload.output_len={min: 13, max: 13}")
-        found = self.metrics("workload.num_requests=4", "kv.num_blocks=10", *fixed)
-        assert (found["capacity/mean_length"], found["capacity/planned_sequences"]) == (33, 3)
+    @pytest.mark.parametrize(
+        ("output", "framework", "fit"), [(13, "kvlab", 5), (14, "kvlab", 3), (12, "trtllm", 5), (13, "trtllm", 3)]
+    )
+    def test_every_sequence_counts_with_all_tokens_that_are_stored_and_so_many_run(
+        self, output: int, framework: str, fit: int
+    ) -> None:
+        """Two blocks hold 32 tokens, and nobody computes the last of 33; for that TensorRT-LLM keeps room."""
+        lengths = "workload.prompt_len={min: 20, max: 20}", f"workload.output_len={{min: {output}, max: {output}}}"
+        simulated = "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", f"framework={framework}"
+        pool = "kv.num_blocks=10", "kv.block_size=16", "kv.prefix_sharing=false", "scheduler.reserve_output=true"
+        settings = composed("model=qwen3_tiny", *simulated, *pool, *lengths, "scheduler.admission_reserve=0")
+        plan = planning.plan_run(settings)
+        found = planned_metrics(plan)
+        assert (found["capacity/mean_length"], found["capacity/planned_sequences"]) == (20 + output, fit)
+        assert max(step.running for step in serve.simulated(plan).steps) == fit
 
     @pytest.mark.parametrize(
         ("settings", "lengths", "fit"),
         [
-            ((), 33, 3),  # as long as they get
+            ((), 33, 5),  # as long as they get
             (("scheduler.reserve_output=true",), 60, 2),  # as long as they may get
-            (("scheduler.reserve_output=true", "scheduler.conservativeness=1"), 33, 3),
+            (("scheduler.reserve_output=true", "scheduler.conservativeness=1"), 33, 5),
             (("scheduler.reserve_output=true", "workload.max_tokens=9000"), 160, 1),  # what the pool holds, at most
-            (("fleet.groups=[{count:1},{count:1,scheduler:{reserve_output:true}}]",), 33, 3 + 2),
+            (("fleet.groups=[{count:1},{count:1,scheduler:{reserve_output:true}}]",), 33, 5 + 2),
         ],
     )
     def test_a_sequence_counts_with_the_output_that_memory_is_kept_for(

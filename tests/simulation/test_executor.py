@@ -228,6 +228,15 @@ class TestMemory:
         assert "qwen3_32b needs" in str(raised.value)
         assert plan_engine(replace(large, executor=replace(large.executor, tensor_parallel=2))).pool.num_blocks > 0
 
+    def test_the_devices_of_a_share_that_goes_by_their_number_would_do(self) -> None:
+        """SGLang's default: 0.704 of an RTX 4090, and 0.533 of each of 32, which are too few then."""
+        chosen = "executor=simulated", "model=qwen3_235b_a22b", "hardware=rtx_4090", "framework=sglang"
+        with pytest.raises(CapacityError, match=r"which is less; executor\.tensor_parallel=64 would do"):
+            plan_engine(composed(*chosen))
+        with pytest.raises(CapacityError):
+            plan_engine(composed(*chosen, "executor.tensor_parallel=32"))
+        assert plan_engine(composed(*chosen, "executor.tensor_parallel=64")).pool.num_blocks > 0
+
     @pytest.mark.parametrize("devices", [1, 4])
     @pytest.mark.parametrize(
         "stored",

@@ -52,6 +52,13 @@ class TestLedger:
         assert tier.add(key(2)) == (0, None)
         assert list(tier.broken()) == []
 
+    def test_room_that_is_not_used_takes_no_memory(self) -> None:
+        tier = Tier("store", 10**15, 100, LruEviction())
+        assert [tier.add(key(1)), tier.add(key(2))] == [(0, None), (1, None)]
+        tier.drop(key(1))
+        assert tier.add(key(3)) == (0, None)
+        assert list(tier.broken()) == []
+
     @pytest.mark.parametrize("policy", EVICTION_POLICIES.names())
     def test_random_calls_leave_a_sound_ledger(self, policy: str) -> None:
         chance, tier = random.Random(policy), Tier("host", 6, 100, EVICTION_POLICIES.get(policy)())
@@ -224,7 +231,7 @@ def load_twice_to_a_block(pool: PagedKVCachePool, slot: int) -> None:
 
 BREAKING: dict[str, Callable[[PagedKVCachePool, int], object]] = {
     "two contents in one": lambda pool, slot: tier_of(pool)._places.update({key(1): 0}),
-    "places used and": lambda pool, slot: tier_of(pool)._unused.pop(),
+    "places used and": lambda pool, slot: tier_of(pool)._unused.append(99),
     "its eviction has other places": lambda pool, slot: tier_of(pool)._policy.victim(),
     "not those that are being loaded": lambda pool, slot: tier_of(pool).hold(next(iter(tier_of(pool)._places))),
     "are not live": lambda pool, slot: offload_of(pool).waiting.update({77: offload_of(pool).waiting[slot]}),

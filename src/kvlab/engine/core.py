@@ -77,6 +77,7 @@ class EngineCore:
         self._vocab_size = scheduler.speculation.vocab_size = vocab_size
         self._has_text = detokenize is not None
         self._steps = self._batches_run = self._preemptions = 0
+        self._is_stepping = self._is_closing = False
         self._seeds = random.Random()
         self._counters = pool.counters()  # as of the last step that was recorded
         self._stats = self._observe(pool.stats(), self._counters)
@@ -167,9 +168,12 @@ class EngineCore:
         return self.pool.audit()
 
     def close(self) -> None:
-        """See ServingEngine. Requests that have not ended are aborted."""
+        """See ServingEngine. Requests that have not ended are aborted. A callback's call ends behind the step."""
         for request_id in list(self._outputs.requests):
             self.abort(request_id)
+        self._is_closing = self._is_stepping
+        if self._is_closing:
+            return
         if self.has_work():
             self.step()
         for request_id in list(self._keeping):
@@ -184,6 +188,15 @@ class EngineCore:
 
     def step(self) -> StepRecord | None:
         """Run one step: give back the memory of ended sequences, admit, compute. None if nothing was to do."""
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+            if self._is_closing:
+                self.close()
+
+    def _step(self) -> StepRecord | None:
         start = self.clock.now()
         before = self._counters
         expired = self.pool.expire(start)
@@ -250,12 +263,10 @@ class EngineCore:
     def repeat(self, until_s: float = math.inf) -> StepLog:
         """See Repeating, and kvlab.engine.step_runs."""
         executor, pool, scheduler, clock = self._runner.executor, self.pool, self.scheduler, self.clock
-        if not knows_ahead(executor) or not isinstance(clock, LogicalClock):
+        is_watched = self._outputs.needs_every_token or (self.observer is not None and self.observer.every_step)
+        if is_watched or not (knows_ahead(executor) and isinstance(clock, LogicalClock)):
             return StepLog()
-        if self.observer is not None and self.observer.every_step:
-            return StepLog()
-        repeated = None if self._outputs.needs_every_token else scheduler.repeated()
-        if repeated is None or not isinstance(pool, BlockPool):
+        if (repeated := scheduler.repeated()) is None or not isinstance(pool, BlockPool):
             return StepLog()
         if (arrival := pool.next_arrival()) is not None:
             until_s = min(until_s, arrival)
@@ -332,9 +343,7 @@ class EngineCore:
             self.pool.reclaim_leaked_blocks()
         self.scheduler.resync()
 
-    def _process_result(
-        self, plan: StepPlan, result: StepResult, accepted: NDArray[np.int64] | None = None
-    ) -> None:
+    def _process_result(self, plan: StepPlan, result: StepResult, accepted: NDArray[np.int64] | None) -> None:
         if result.elapsed_s is not None and isinstance(self.clock, LogicalClock):
             self.clock.advance(result.elapsed_s)
         self._results.process(self._batch, plan, result, accepted, self.clock.now())

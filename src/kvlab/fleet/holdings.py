@@ -48,21 +48,31 @@ class Duplicates:
 
     held: int = 0  # now, as are the duplicates
     duplicate: int = 0
-    held_s: float = 0.0  # tokens times seconds, up to `at_s`
-    duplicate_s: float = 0.0
     peak: int = 0  # the most duplicates
     peak_held: int = 0  # tokens that were held at that moment
     at_s: float = 0.0
+    # Tokens times seconds up to the last change: a sum that is added to no more often than that rounds alike.
+    _held_s: float = 0.0
+    _duplicate_s: float = 0.0
+    _changed_s: float = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """Tokens times seconds, up to `at_s`."""
+        return self._held_s + self.held * (self.at_s - self._changed_s)
+
+    @property
+    def duplicate_s(self) -> float:
+        """The same of duplicates."""
+        return self._duplicate_s + self.duplicate * (self.at_s - self._changed_s)
 
     def until(self, now: float) -> None:
         """Nothing changed until then."""
-        seconds = max(now - self.at_s, 0.0)
-        self.held_s += self.held * seconds
-        self.duplicate_s += self.duplicate * seconds
         self.at_s = max(now, self.at_s)
 
     def add(self, held: int, duplicate: int) -> None:
         """So many more now."""
+        self._held_s, self._duplicate_s, self._changed_s = self.held_s, self.duplicate_s, self.at_s
         self.held, self.duplicate = self.held + held, self.duplicate + duplicate
         if self.duplicate > self.peak:
             self.peak, self.peak_held = self.duplicate, self.held

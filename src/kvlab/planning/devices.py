@@ -185,6 +185,17 @@ def memory_of_devices(hardware: HardwareConfig, devices: int, utilization: float
     return whole - int(max(plan.left(whole), 0) * (1 - utilization))
 
 
+def _share_of(config: EngineConfig, devices: int) -> float:
+    """How much of its device's memory a server takes with so many that share a sequence: SGLang's default goes by
+    all its devices.
+    """
+    own, other = config.executor, replace(config.executor, tensor_parallel=devices)
+    usual, then = usual_server(config), usual_server(replace(config, executor=other))
+    if usual is None or then is None or own.memory_utilization != usual.memory_utilization:
+        return own.memory_utilization
+    return then.memory_utilization
+
+
 def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPlan) -> None:
     """Raise CapacityError, saying how many devices would do, unless one block fits beside weights and steps."""
     model, executor, size = plan.model, config.executor, config.kv.block_size
@@ -195,7 +206,7 @@ def check_devices(config: EngineConfig, hardware: HardwareConfig, plan: MemoryPl
         spec = _with_copies(plan.spec, divided, devices)
         every = devices * executor.attention_data_parallel
         on_so_many = plan_memory(divided, spec, replace(plan.settings, devices=every))
-        memory = memory_of_devices(hardware, every, executor.memory_utilization, on_so_many)
+        memory = memory_of_devices(hardware, every, _share_of(config, devices), on_so_many)
         return on_so_many.left(memory) - size * spec.bytes_per_token
 
     def would_do(devices: int) -> bool:

@@ -51,7 +51,8 @@ class Tier:
         self._places: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}
         self._holds: dict[int, int] = {}  # by place
-        self._unused = list(range(capacity - 1, -1, -1))
+        self._unused: list[int] = []  # places that were given back
+        self._first_untouched = 0  # those from here on were never taken: a large store has millions
         for key in store.kept() if store is not None else ():
             self.add(key)
 
@@ -88,6 +89,9 @@ class Tier:
         gone = None
         if self._unused:
             place = self._unused.pop()
+        elif self._first_untouched < self.capacity:
+            place = self._first_untouched
+            self._first_untouched += 1
         elif len(self._policy):
             place = self._policy.victim()
             gone = self._forget(place)
@@ -142,8 +146,9 @@ class Tier:
         places = set(self._places.values())
         if {key: place for place, key in self._keys.items()} != self._places or len(places) < len(self._places):
             yield "a content in two places, or two contents in one"
-        if sorted([*places, *self._unused]) != list(range(self.capacity)):
-            yield f"{len(places)} places used and {len(self._unused)} unused, of {self.capacity}"
+        taken = self._first_untouched
+        if sorted([*places, *self._unused]) != list(range(taken)) or taken > self.capacity:
+            yield f"{len(places)} places used and {len(self._unused)} given back, of {taken} that were taken"
         waiting = list(self._policy.blocks())
         if len(waiting) != len(set(waiting)) or set(waiting) != places - self._holds.keys():
             yield "its eviction has other places than those that hold a content and are not held"

@@ -101,7 +101,7 @@ def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[Link
 
 def _prefill_times(replicas: Sequence[EnginePlan]) -> list[PrefillTime]:
     """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
-    pairs = [(replica.timing, replica.config.scheduler.max_batched_tokens) for replica in replicas]
+    pairs = [(replica.timing, replica.config.scheduler.prompt_tokens) for replica in replicas]
     return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
 
 

@@ -147,7 +147,7 @@ def planned_metrics(plan: RunPlan) -> dict[str, float]:
     """
     lengths = _lengths(plan, plan.requests)
     fit = sum(
-        len(group.replicas) * sequences_that_fit(group.plan.pool, _lengths(group.plan, plan.requests))
+        len(group.replicas) * sequences_that_fit(group.plan.pool, _stored(group.plan, plan.requests))
         for group in plan.parts
     )
     batch = sum(replica.config.scheduler.max_batch_size for replica in plan.replicas)
@@ -168,6 +168,15 @@ def _lengths(plan: EnginePlan, requests: list[Request]) -> list[int]:
             grown[request.request_id] += request.sampling.max_tokens - request.expected_tokens
     most = min(plan.config.model.max_seq_len, plan.pool.num_blocks * plan.pool.block_size)
     return [min(grown[each.request_id], most) for each in requests for _ in range(each.sampling.n)]
+
+
+def _stored(plan: EnginePlan, requests: list[Request]) -> list[int]:
+    """Of these the tokens whose K and V are stored at the end: all but the last, which nobody computes. For that
+    TensorRT-LLM keeps room, too.
+    """
+    scheduler = plan.config.scheduler
+    has_last = scheduler.reserves_output and scheduler.chunk_unit is not None
+    return [length if has_last else length - 1 for length in _lengths(plan, requests)]
 
 
 def asked_note(plan: RunPlan) -> str | None:
