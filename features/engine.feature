@@ -105,7 +105,7 @@ Feature: The engine gives the same answers from any memory, and paged memory ser
       Then it was told
         | in step | running | waiting | batches | output tokens | blocks in use | hit rate |
         | 1       | 0       | 3       | 0       | 0             | 0             | None     |
-        | 2       | 2       | 1       | 1       | 2             | 2             | 0.5      |
-        | 3       | 2       | 1       | 2       | 4             | 4             | 0.5      |
-        | 4       | 2       | 1       | 3       | 6             | 4             | 0.5      |
-        | 5       | 1       | 0       | 4       | 7             | 2             | 0.67     |
+        | 2       | 2       | 1       | 1       | 2             | 2             | 0.48     |
+        | 3       | 2       | 1       | 2       | 4             | 4             | 0.48     |
+        | 4       | 2       | 1       | 3       | 6             | 4             | 0.48     |
+        | 5       | 1       | 0       | 4       | 7             | 2             | 0.65     |
