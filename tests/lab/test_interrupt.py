@@ -101,3 +101,12 @@ def test_a_signal_while_results_are_written_waits_for_them(
     assert finished == [RunStatus.FINISHED]
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     assert "stopping once the results are written; once more to stop at once" in said.export_text()
+
+
+def test_a_second_signal_while_results_are_written_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled("start_engine", signal.SIGINT, monkeypatch, behind=False)
+    monkeypatch.setattr(recording, "write_artifacts", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run_small(tmp_path)

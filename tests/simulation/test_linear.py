@@ -83,10 +83,31 @@ class TestShapes:
         assert (found.linear_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
         assert found.num_parameters == described("qwen3_5_35b_a3b").num_parameters
 
-    def test_layers_of_other_kinds_are_refused(self) -> None:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"layer_types": ["mamba"] * 64}, r"layer_types=.* has to name linear_attention or full_attention"),
+            ({"layer_types": [["full_attention"]] * 64}, r"layer_types=.* has to name linear_attention"),
+            ({"layer_types": ["linear_attention"] * 64}, r"layer_types=.* has to name linear_attention"),
+            (
+                {"rope_parameters": {"partial_rotary_factor": "much"}},
+                "partial_rotary_factor=much: has to be a number",
+            ),
+            ({"rope_parameters": {"partial_rotary_factor": -1}}, "partial_rotary_factor=-1: has to be a number"),
+            ({"linear_num_key_heads": 0}, "linear_num_key_heads=0: has to be a whole number"),
+        ],
+    )
+    def test_a_file_with_others_is_refused(self, changes: dict[str, Any], message: str) -> None:
         values = {**composed(*SIMULATED, "model=qwen3_5_27b").model.architecture, "model_type": "qwen3_5"}
-        with pytest.raises(ConfigError, match=r"layer_types=.* has to name linear_attention or full_attention"):
-            read_sparse({**values, "layer_types": ["mamba"] * 64})
+        with pytest.raises(ConfigError, match=message):
+            read_sparse({**values, **changes})
+
+    def test_a_file_of_the_language_model_alone_is_read(self) -> None:
+        for name in ("qwen3_5_27b", "qwen3_5_35b_a3b"):
+            model = composed(*SIMULATED, f"model={name}").model
+            text = replace(model, family=f"{model.family}_text")
+            found = decoder_config(text, simulated=True)
+            assert found.num_parameters == described(name).num_parameters
 
 
 class TestMemory:
@@ -108,8 +129,9 @@ class TestMemory:
     ) -> None:
         limits = ("model.max_seq_len=131072", "kv.dtype=fp8_e4m3", "executor.timing=roofline")
         plan = plan_engine(compose_run(*SIMULATED, *limits, *settings))
-        pool = replace(plan.pool, step_tokens=1, ahead=False)
-        assert (pool.block_size, pool.num_blocks, pool.most_blocks(131_072)) == (block, blocks, of_one)
+        # vLLM counts two blocks of states of each group, the one that a step reads and the one that it writes.
+        counted = plan.pool.blocks_of(131_072) + sum(group.has_state for group in plan.pool.groups)
+        assert (plan.pool.block_size, plan.pool.num_blocks, counted) == (block, blocks, of_one)
         # As vLLM says it: so many requests of model.max_seq_len at once, in tokens.
         assert int(blocks / of_one * 131_072) == tokens
 
@@ -123,6 +145,10 @@ class TestMemory:
             (("model=qwen3_5_27b", "executor.tensor_parallel=2", "kv.dtype=fp8_e4m3"), 1568),
             (("model=qwen3_30b_a3b",), 16),
             (("model=qwen3_5_27b", "kv.block_size=2048"), 2048),
+            (
+                ("model=qwen3_5_27b", "~model.architecture.head_dim", "model.architecture.num_attention_heads=20"),
+                784,
+            ),
         ],
     )
     def test_a_block_holds_a_state(self, settings: tuple[str, ...], block: int) -> None:
@@ -228,6 +254,7 @@ def test_an_engine_of_this_machine_says_that_it_does_not_compute_them() -> None:
         (("kv.pinned_share=0.5",), "kv.pinned_share=0.5: .* keeps one state .* kv.pinned_share=0"),
         (("model=qwen3_5_27b", "executor.expert_parallel=2"), "expert_parallel=2: .* qwen3_5_27b has no experts"),
         (("model=qwen3_5_27b", "executor.tensor_parallel=3"), "tensor_parallel=3: .*24 query heads and 4 KV"),
+        (("executor.tensor_parallel=0",), "executor.tensor_parallel=0: must be a number, at least 1"),
         (
             ("executor.tensor_parallel=32", "model.architecture.num_attention_heads=32"),
             "executor.tensor_parallel=32: .* 16 key heads and 32 value heads",

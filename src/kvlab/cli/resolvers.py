@@ -90,13 +90,15 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
 def _state_block(root: DictConfig) -> int | None:
     """Tokens of a block that holds a state of the model's linear attention; None: it has none."""
     executor, kv, number = root.executor, root.kv, partial(number_of, root.model.path, root.model.architecture)
-    heads, head_dim, dtype = number("num_key_value_heads"), number("head_dim"), str(executor.dtype)
-    if (linear := linear_of(number)) is None or not heads or not head_dim or dtype not in DTYPES:
+    dtype, devices, queries = str(executor.dtype), int(executor.tensor_parallel), number("num_attention_heads") or 1
+    heads = number("num_key_value_heads") or queries
+    head_dim = number("head_dim") or (number("hidden_size") or 0) // max(1, queries)
+    if (linear := linear_of(number)) is None or min(heads, head_dim, devices) < 1 or dtype not in DTYPES:
         return None
     key, value = (str(own or kv.dtype) for own in (kv.key_dtype, kv.value_dtype))
     stored = {name: name for name in KV_DTYPES if name != "auto"}
     kv_dtypes = stored.get(key, dtype), stored.get(value, dtype)  # what is unknown is refused later
-    return block_of_state(linear, heads, head_dim, int(executor.tensor_parallel), dtype, kv_dtypes)
+    return block_of_state(linear, heads, head_dim, devices, dtype, kv_dtypes)
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -96,7 +96,8 @@ def layer_kinds(values: Values, layers: int) -> list[str]:
     if kinds is None:
         every = values.count("full_attention_interval", default=_EVERY)
         kinds = [_KINDS[(layer + 1) % every == 0] for layer in range(layers)]
-    if not isinstance(kinds, list | tuple) or len(kinds) != layers or set(kinds) != set(_KINDS):
+    is_known = isinstance(kinds, list | tuple) and all(kind in _KINDS for kind in kinds)
+    if not is_known or len(kinds) != layers or len(set(kinds)) < len(_KINDS):
         text = f"has to name {' or '.join(_KINDS)}, each once or more, for each of num_hidden_layers={layers}"
         raise ConfigError("layer_types", kinds, text)
     return list(kinds)

@@ -234,7 +234,8 @@ def is_mixture(model: object) -> bool:
 
 
 _LATENT = ("deepseek_v3", "kimi_k2")
-LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # the first has no experts
+_DENSE = ("qwen3_5", "qwen3_5_text")
+LINEAR = (*_DENSE, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT, *LINEAR)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
 #: Parts of attention, and those that NVIDIA's checkpoints in nvfp4 leave in 16 bits (hf_quant_config.json of
@@ -268,13 +269,12 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
         raise ConfigError("attention_bias", True, "latent attention has no biases here; only false")
     kinds = _layers(values, family, layers)
     own = sum(not layer.has_state for layer in kinds)
-    gates = layers * hidden if family in LINEAR[1:] else 0  # of shared experts: a number for each token
+    gates = layers * hidden if linear and family not in _DENSE else 0  # of shared experts: a number for each token
     return SparseConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        # All layers of a qwen3_5_moe are mixtures.
-        intermediate_size=values.count("intermediate_size", default=1 if family == "qwen3_5_moe" else None),
+        intermediate_size=values.count("intermediate_size", default=1 if linear else None),  # 1: all are mixtures
         layers=kinds,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -297,13 +297,13 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
 
 def _rotary_share(values: Values) -> float | None:
     """The share of a head's numbers that are turned, where it is given."""
-    inner = values("rope_parameters")
-    given = inner.get("partial_rotary_factor") if isinstance(inner, Mapping) else None
-    return values.optional_number("partial_rotary_factor") if given is None else float(given)
+    key, inner = "partial_rotary_factor", values("rope_parameters")
+    of_angles = isinstance(inner, Mapping) and inner.get(key) is not None
+    return (Values(values.family, inner) if of_angles else values).optional_number(key)
 
 
 def _experts(values: Values, family: str, layers: int) -> Experts:
-    if family == "qwen3_5":
+    if family in _DENSE:
         size = values.count("intermediate_size")
         return Experts(1, 1, size, 0, layers=0, has_biases=False, has_correction=False)
     key = next((key for key in _COUNTS if values(key) is not None), _COUNTS[0])

@@ -161,7 +161,9 @@ def lacking_for_longest(config: EngineConfig, pool: PoolSize) -> str | None:
         return None
     longest = config.model.max_seq_len
     is_vllm = config.hardware is not None and config.framework.name.startswith("vllm")
-    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window
+    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window,
+    if any(group.has_state for group in pool.groups):  # and two blocks of states of a group, whatever a step is
+        pool = replace(pool, step_tokens=1)
     if not is_vllm or usual_server(config) is None or pool.most_blocks(longest) <= pool.blocks_of_a_part:
         return None
     fits, block = longest_sequence(pool, longest), pool.block_size * pool.bytes_per_slot

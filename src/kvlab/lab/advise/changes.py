@@ -13,10 +13,12 @@ from kvlab.lab.advise.parts import Part, devices_of, of_part, parts_of, setting_
 from kvlab.lab.advise.simulations import Settings
 from kvlab.lab.capacity import compared_backends
 from kvlab.lab.settings import as_word
+from kvlab.planning.devices import usual_server
 from kvlab.planning.startup import startup
 
 _BLOCK, _BLOCKS = "kv.block_size", "kv.num_blocks"
 _MOST_TOKENS = 65_536
+_LARGEST = 64  # tokens of a block that is tried
 _QUALITY = "quality: {} more perplexity (experiments/precision)"
 _NETWORK = "a network between replicas (fleet.link)"
 
@@ -219,8 +221,10 @@ def _pool(config: RunConfig, facts: TrafficFacts) -> Iterator[Change]:
         yield Change("prefix cache", {"kv.prefix_sharing": True})
     if not facts.shares:
         return
-    for size in (16, 32, 64):
-        if size != kv.block_size:
+    usual = usual_server(config)
+    least = usual.block_size if usual and usual.block_size > _LARGEST else 0  # that holds a state
+    for size in (16, 32, _LARGEST):
+        if size != kv.block_size and size >= least:
             blocks = {} if kv.num_blocks is None else {_BLOCKS: kv.num_blocks * kv.block_size // size}
             yield Change("block size", {_BLOCK: size} | blocks)
     if facts.best_eviction is not None:

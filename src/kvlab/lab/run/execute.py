@@ -89,12 +89,13 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
         reason = reason_of(error)
         recording.finish(log, metrics, _failure(error), reason)
         raise
-    with stop_on_signal(context.console, "stopping once the results are written") as was_asked:
+    is_stopped = status is RunStatus.INTERRUPTED
+    with stop_on_signal(context.console, "stopping once the results are written", asked=is_stopped) as was_asked:
         recording.finish(log, metrics, status, problem, sure.get(""))
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
-    if context.in_sweep and was_asked():
+    if context.in_sweep and was_asked() and not is_stopped:
         raise KeyboardInterrupt  # this run has ended; it was meant for those behind it
     return result
 

@@ -10,11 +10,13 @@ from kvlab.lab.terminal import Terminal
 
 
 @contextmanager
-def stop_on_signal(console: Terminal, when: str = "stopping after this step") -> Iterator[Callable[[], bool]]:
+def stop_on_signal(
+    console: Terminal, when: str = "stopping after this step", *, asked: bool = False
+) -> Iterator[Callable[[], bool]]:
     """Yield whether a first Ctrl-C (or SIGTERM) asked to stop, which is answered with `when` that will be; a second
-    one raises KeyboardInterrupt. Outside the main thread, where Python takes no signals, nothing asks.
+    one, or the first where another has `asked` before, raises KeyboardInterrupt. Outside the main thread, where
+    Python takes no signals, nothing asks.
     """
-    asked = False
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked

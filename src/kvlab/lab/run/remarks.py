@@ -37,7 +37,10 @@ def _of_states(plan: RunPlan) -> Iterator[str]:
     if not plan.model.has_states:
         return
     of = f"linear attention of {config.model.name}"
-    yield f"{of}: a block with a state counts as used as far as the tokens go that came since it was taken"
+    yield (
+        f"{of}: a step of a prompt holds a state for each of its blocks, where a server holds one or two; a block "
+        "with a state counts as used as far as the tokens go that came since it was taken"
+    )
     if not config.kv.prefix_sharing:
         return
     if (version := config.framework.vllm_key) is not None and version < _FINDS_STATES:
@@ -45,8 +48,8 @@ def _of_states(plan: RunPlan) -> Iterator[str]:
         yield f"{text}; set kv.prefix_sharing=false"
     else:
         text = f"{of}: prefixes are found at the end of each block of {plan.pool.block_size:,} tokens here; vLLM"
-        text += " keeps states where its steps end and near the prompt's end, and cuts prompts there: with"
-        yield f"{text} kv.prefix_sharing=false both do the same"
+        text += " keeps states where its steps end and near the prompt's end, and cuts prompts there: compare"
+        yield f"{text} kv.prefix_sharing=false"
 
 
 def _unknown_context(model: ModelConfig) -> str | None:
