@@ -69,7 +69,8 @@ def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...
     windows = [group.window for group in groups if group.window is not None]
     frees, has_states = POOLS.get(config.kv.backend).frees_windows, STATE in kinds
     if has_states and not (config.kv.windows and frees):
-        key, value, use = ("windows", False, "true") if frees else ("backend", config.kv.backend, "paged")
+        able = next(name for name in POOLS.names() if POOLS.get(name).frees_windows)
+        key, value, use = ("windows", False, "true") if frees else ("backend", config.kv.backend, able)
         text = f"linear attention of {config.model.name} has a state for each sequence, in a block of its own"
         raise ConfigError(f"kv.{key}", value, f"{text}; use kv.{key}={use}")
     if not (config.kv.windows and windows and frees):
