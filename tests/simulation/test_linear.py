@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,15 @@ from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.models.families import decoder_config
-from kvlab.models.sparse import SparseConfig, read_sparse
+from kvlab.models.sparse import read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
 from kvlab.simulation.timings.silicon import SiliconTiming
 from tests.simulation.test_roofline import counts
+from tests.simulation.test_sparse import described
 from tests.support.plans import LINEAR_MODELS, compose_run, composed
 
 SIMULATED = ("executor=simulated", "hardware=h200_sxm", "executor.dtype=bfloat16")
 STATE = 32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2  # bytes of one layer of Qwen3.5 35B-A3B
-
-
-def described(name: str) -> SparseConfig:
-    model = decoder_config(composed(*SIMULATED, f"model={name}").model, simulated=True)
-    assert isinstance(model, SparseConfig)
-    return model
 
 
 class TestShapes:
@@ -74,7 +68,7 @@ class TestShapes:
         ours = read_sparse({**few, "model_type": model.family})
         assert ours.num_parameters == sum(weight.numel() for weight in theirs.parameters())
 
-    def test_a_multimodal_checkpoint_has_its_language_model(self, tmp_path: Path) -> None:
+    def test_a_multimodal_checkpoint_has_its_language_model(self) -> None:
         model = composed(*SIMULATED, "model=qwen3_5_35b_a3b").model
         inner = {**model.architecture, "layer_types": ["linear_attention"] * 30 + ["full_attention"] * 10}
         fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -80,8 +80,9 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     if name in ("memory_utilization", "block_size"):
         latent = number_of(model.path, model.architecture, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)
-        limits = {"tokens": tokens, "sequences": sequences}
-        return getattr(defaults_of(_root_, **limits, latent=latent, state_block=_state_block(_root_)), name)
+        block = _state_block(_root_) if name == "block_size" else None
+        found = defaults_of(_root_, tokens=tokens, sequences=sequences, latent=latent, state_block=block)
+        return getattr(found, name)
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
@@ -90,10 +91,12 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
 def _state_block(root: DictConfig) -> int | None:
     """Tokens of a block that holds a state of the model's linear attention; None: it has none."""
     executor, kv, number = root.executor, root.kv, partial(number_of, root.model.path, root.model.architecture)
+    if (linear := linear_of(number)) is None:
+        return None
     dtype, devices, queries = str(executor.dtype), int(executor.tensor_parallel), number("num_attention_heads") or 1
     heads = number("num_key_value_heads") or queries
     head_dim = number("head_dim") or (number("hidden_size") or 0) // max(1, queries)
-    if (linear := linear_of(number)) is None or min(heads, head_dim, devices) < 1 or dtype not in DTYPES:
+    if min(heads, head_dim, devices) < 1 or dtype not in DTYPES:
         return None
     key, value = (str(own or kv.dtype) for own in (kv.key_dtype, kv.value_dtype))
     stored = {name: name for name in KV_DTYPES if name != "auto"}

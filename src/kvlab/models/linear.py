@@ -81,6 +81,8 @@ def block_of_state(
 
 def linear_of(number: Callable[[str], int | None]) -> Linear | None:
     """Of the `number` for each key of a config.json; None: it has no such layers."""
+    if number(_KEYS[0]) is None:  # each may read a file
+        return None
     numbers = [value for value in map(number, _KEYS) if value is not None and value > 0]
     return Linear(*numbers) if len(numbers) == len(_KEYS) else None
 

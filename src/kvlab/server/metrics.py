@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -156,7 +155,9 @@ class ServerMetrics:
         if gaps:
             self._gaps.observe(np.array(gaps))
 
-    def _token_times(self, key: tuple[str, int], arrival_s: float, times: Tokens[float]) -> list[float]:
+    def _token_times(
+        self, key: tuple[str, int], arrival_s: float, times: list[float] | tuple[float, ...]
+    ) -> list[float]:
         """The gaps before tokens that were not counted; a first token is counted here."""
         seen = self._seen.get(key, 0)
         if times and not seen:

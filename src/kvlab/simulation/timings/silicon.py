@@ -70,9 +70,9 @@ class SiliconTiming(StepTiming):
         measured operations. Raises UnmeasuredError for shapes and types that the tables lack."""
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, model.windows
-        about = tables.framework, tables.device
-        sure = how_sure(*about, is_sparse=is_mixture(model), has_states=model.has_states)
-        self.because = "; ".join(filter(None, (_OF_SPARSE * is_mixture(model), sure))) or None
+        about, is_sparse = (tables.framework, tables.device), is_mixture(model)
+        sure = how_sure(*about, is_sparse=is_sparse, has_states=model.has_states)
+        self.because = "; ".join(filter(None, (_OF_SPARSE if is_sparse else None, sure))) or None
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
             self._groups = model.division.data
