@@ -34,6 +34,8 @@ CONVERSATIONS = [*decisions.CONVERSATIONS, "kv.num_blocks=500"]
 CHUNKS = ["scheduler.reserve_prompt=false", "scheduler.max_batched_tokens=128"]
 MANY_CHUNKS = [LONG, "scheduler.max_batched_tokens=64"]
 WINDOWS = "model=gemma3_tiny"
+STATES = ["model=checkpoint", f"model.path={Path(__file__).with_name('hybrid')}"]
+CUT = "hardware=l40s"  # where no kernel writes a state in the middle of a step
 PRIORITIES = ["workload.priorities=4", "scheduler.order=priority"]
 WORKLOADS = {
     "burst, memory for all": [*BURST, "kv.num_blocks=2000"],
@@ -62,6 +64,16 @@ WORKLOADS = {
         WINDOWS, *ARRIVALS, *MANY_CHUNKS, "workload.rate=0.05", "kv.num_blocks=60",
     ],
     "ahead: windows, little memory": [WINDOWS, *ARRIVALS, AHEAD],
+    "states, little memory": [*STATES, *ARRIVALS],
+    "states, no prefix cache": [*STATES, *ARRIVALS, UNSHARED],
+    "states cut from prompts, little memory": [*STATES, *ARRIVALS, CUT],
+    "states cut from prompts, shared prefixes": [*STATES, *SHARED, CUT],
+    "states cut from prompts, many chunks": [*STATES, *ARRIVALS, *MANY_CHUNKS, CUT, "workload.rate=0.05", "kv.num_blocks=60"],
+    "states, shared prefixes": [*STATES, *SHARED],
+    "states, conversations": [*STATES, *CONVERSATIONS],
+    "states, prompts of many chunks": [*STATES, *ARRIVALS, *MANY_CHUNKS, "workload.rate=0.05", "kv.num_blocks=130"],
+    "ahead: states, little memory": [*STATES, *ARRIVALS, AHEAD],
+    "ahead: states, shared prefixes": [*STATES, *SHARED, AHEAD],
 }  # fmt: skip
 
 
@@ -84,7 +96,8 @@ def ours(overrides: list[str], max_tokens: int | None = None) -> tuple[dict[str,
         "reserve_full_isl": config.scheduler.reserve_prompt,
         "ahead": config.scheduler.ahead,
         "policy": config.scheduler.order,
-        "windows": [group.window for group in plan.pool.groups] or [None],
+        "kinds": ["state" if group.has_state else group.window for group in plan.pool.groups] or [None],
+        "exports": any(group.states > 2 for group in plan.pool.groups),
         "requests": decided.requests,
     }
     return trace, decided.rows

@@ -23,7 +23,13 @@ def build(trace: dict[str, Any]) -> Any:
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
     from vllm.v1.structured_output import StructuredOutputManager
 
     with tempfile.TemporaryDirectory() as folder:
@@ -47,19 +53,26 @@ def build(trace: dict[str, Any]) -> Any:
     cache = CacheConfig(block_size=block, enable_prefix_caching=trace["prefix_caching"])
     cache.num_gpu_blocks = blocks
     layer = {"block_size": block, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    groups = [
-        KVCacheGroupSpec(
-            [f"layer{number}"],
-            FullAttentionSpec(**layer) if window is None else SlidingWindowSpec(**layer, sliding_window=window),
-        )
-        for number, window in enumerate(trace["windows"])
-    ]
+    if "state" in trace["kinds"] and trace["prefix_caching"]:
+        cache.mamba_cache_mode = "align"
+    state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": cache.mamba_cache_mode}
+    if trace["exports"]:  # FlashInfer's kernel writes a state in the middle of a prompt's last chunk
+        state |= {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": block}
+
+    unit = longest if "state" in trace["kinds"] and not trace["prefix_caching"] else block
+
+    def spec(kind: int | str | None) -> Any:
+        if kind == "state":
+            return MambaSpec(block_size=unit, **state)
+        return FullAttentionSpec(**layer) if kind is None else SlidingWindowSpec(**layer, sliding_window=kind)
+
+    groups = [KVCacheGroupSpec([f"layer{number}"], spec(kind)) for number, kind in enumerate(trace["kinds"])]
     whole = VllmConfig(scheduler_config=scheduler, model_config=model, cache_config=cache)
     return (AsyncScheduler if trace["ahead"] else Scheduler)(
         vllm_config=whole,
         kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(whole),
-        block_size=block,
+        block_size=unit,
         log_stats=True,
     )
 

@@ -165,8 +165,8 @@ class TestMemory:
         assert row.unused["paged"] == pytest.approx(527.5 / (4 * 1056 + 527.5))
 
     def test_a_group_of_states_needs_room_for_what_a_step_computes(self) -> None:
-        group = LayerGroup((0,), 1, has_state=True)
-        assert [group.most_blocks(10_000, 1000, step) for step in (1, 1000, 1001, 8000)] == [2, 2, 3, 9]
+        group = LayerGroup((0,), 2, states=2)
+        assert [group.most_blocks(10_000, 1000, step) for step in (1, 1000, 1001, 8000)] == [2, 2, 2, 2]
         assert group.most_blocks(1000, 1000, 8000) == 1
 
 

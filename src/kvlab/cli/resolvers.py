@@ -13,7 +13,7 @@ from omegaconf.resolvers import oc
 from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, SchedulerConfig
 from kvlab.config.executor import DTYPES
 from kvlab.config.kv import KV_DTYPES
-from kvlab.config.server_defaults import defaults_of
+from kvlab.config.server_defaults import defaults_of, state_multiple
 from kvlab.models.families import number_of
 from kvlab.models.linear import block_of_state, linear_of
 from kvlab.plugins import load_plugins
@@ -101,7 +101,7 @@ def _state_block(root: DictConfig) -> int | None:
     key, value = (str(own or kv.dtype) for own in (kv.key_dtype, kv.value_dtype))
     stored = {name: name for name in KV_DTYPES if name != "auto"}
     kv_dtypes = stored.get(key, dtype), stored.get(value, dtype)  # what is unknown is refused later
-    return block_of_state(linear, heads, head_dim, devices, dtype, kv_dtypes)
+    return block_of_state(linear, heads, head_dim, devices, dtype, kv_dtypes, multiple=state_multiple(root))
 
 
 def _environment(name: str, *default: Any) -> str | None:

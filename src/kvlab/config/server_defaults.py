@@ -11,6 +11,10 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300")  # of data centres
 _GB10 = "gb10"  # whose memory is that of a large device, and whose arithmetic is not
 
 
+_WRITES_STATES = (0, 33)  # vLLM's version since which FlashInfer's kernels write states in the middle of a step,
+_FLASHINFER_GDN = ("h100", "h200", "h20_", *_BLACKWELL, _GB10, "rtx_50", "rtx_pro_6000")  # and where they run
+
+
 class ServerDefaults(NamedTuple):
     """What a server takes unless it is told otherwise."""
 
@@ -68,6 +72,23 @@ def defaults_of(
         graphs=bool(framework.cuda_graphs),
         narrow=str(run.kv.dtype).startswith("fp8"),
     )
+
+
+def keeps_states_within_steps(run: Any) -> bool:
+    """Whether the server that a run simulates keeps a state of linear attention in the middle of a prompt's last
+    step: vLLM with prefix caching, where FlashInfer has its kernels (`_resolve_gdn_prefill_backend`). Raises
+    ConfigError for the version.
+    """
+    hardware, framework = getattr(run, "hardware", None), run.framework
+    if hardware is None or not run.kv.prefix_sharing or not str(framework.name).startswith("vllm"):
+        return False
+    version = version_key(simulated_version(str(framework.name), framework.version))
+    return version >= _WRITES_STATES and str(hardware.name).startswith(_FLASHINFER_GDN)
+
+
+def state_multiple(run: Any) -> int:
+    """Tokens of which blocks that hold states are multiples."""
+    return 64 if keeps_states_within_steps(run) else 16
 
 
 def server_defaults(

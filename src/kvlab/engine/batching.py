@@ -9,6 +9,7 @@ from kvlab.engine.admission import Admission, admission_of
 from kvlab.engine.preemption import Preemption
 from kvlab.engine.scheduler.base import Scheduler
 from kvlab.engine.scheduler.orders import Stage
+from kvlab.engine.scheduler.state_chunks import StateScheduler
 from kvlab.engine.step_plan import Chunk, DecodeBatch, StepPlan, slots_of
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.journal import BlockJournal
@@ -108,6 +109,8 @@ class BatchBuilder:
         self._scheduler = scheduler
         self._fail, self._retire, self._is_read = fail, retire, is_read
         self._journal = journal
+        if isinstance(scheduler, StateScheduler):
+            scheduler.common_tokens = lambda sequence: pool.common_tokens(sequence.token_ids, sequence.request.salt)
         self.preemption = Preemption(scheduler.config.preemption.mode, pool)
         self._is_cut = False  # admission ended before a prompt of which the rest of the step takes nothing
 
@@ -260,7 +263,7 @@ class BatchBuilder:
             if self._is_cut:
                 break
             admission = admission or admission_of(self._pool, self._scheduler, reserved_later=reserved_later)
-            longest = self._scheduler.longest_chunk(budget)
+            longest = self._scheduler.first_chunk(sequence, budget)
             try:
                 sequence.slot = self._pool.allocate_slot(
                     token_ids=sequence.token_ids,

@@ -12,11 +12,12 @@ from kvlab.engine.core import EngineCore
 from kvlab.engine.executors import EXECUTORS
 from kvlab.engine.per_sequence import PerSequenceExecutor
 from kvlab.engine.plan import EnginePlan
-from kvlab.engine.scheduler import build_scheduler
+from kvlab.engine.scheduler import StateKeeping, build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
+from kvlab.kv.sizing import PoolSize
 from kvlab.kv.tiers.offload import Offload
 from kvlab.kv.tiers.settings import build_offload
 from kvlab.kv.tiers.tier import Tier
@@ -69,7 +70,7 @@ def build_engine(
         executor = PerSequenceExecutor(executor)
     return EngineCore(
         pool,
-        build_scheduler(config.scheduler, shares_prefixes=config.kv.prefix_sharing),
+        build_scheduler(config.scheduler, shares_prefixes=config.kv.prefix_sharing, keeping=_keeping(size)),
         wrap(executor) if wrap is not None else executor,
         clock or execution.clock,
         eos_token_ids=plan.model.eos_token_ids,
@@ -79,6 +80,12 @@ def build_engine(
         journal=journal,
         on_close=execution.close,
     )
+
+
+def _keeping(size: PoolSize) -> StateKeeping | None:
+    """Where states are kept; None: no layer has any."""
+    states = max((group.states for group in size.groups), default=0)
+    return StateKeeping(size.block_size, within_steps=states > 2) if states else None
 
 
 def block_identity(plan: EnginePlan, weights: str) -> dict[str, str]:

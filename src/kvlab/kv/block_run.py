@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvlab.kv.group_blocks import GroupBlocks
-from kvlab.kv.step_preparation import Rows
+from kvlab.kv.group_blocks import GroupBlocks, Rows
 
 
 class BlockRun:

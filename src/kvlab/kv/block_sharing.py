@@ -1,11 +1,35 @@
 """What a group of layers does about equal content of its slots' blocks: here nothing."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import Salt
+from kvlab.kv.prefix import Prefix
+
+
+@dataclass(slots=True)
+class SharingSlot:
+    """A slot's tokens, and how many of its blocks are in the tree of prefixes.
+
+    table:  [ computed ......... | pending ...... | not full yet, or not known ]
+                          node ^    nodes of blocks that the step in preparation fills
+    """
+
+    tokens: Sequence[int]
+    salt: Salt
+    known: bool  # False: a step computed tokens that the list did not have, so that nothing more is published
+    computed: int
+    node: Prefix | None  # of the last computed block
+    pending: Sequence[Prefix] = ()
+    elsewhere: bool = False  # some pending content is, or was, in another block
+    hits: int = 0  # blocks that were found when the slot was opened
+    same_step: Sequence[int] = ()  # which of them the step in preparation filled
+    counted: tuple[int, int] = (0, 0)  # tokens in these and in those, as they were counted
+    resumed: bool = False
+    pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
 
 
 class BlockSharing:
@@ -43,6 +67,10 @@ class BlockSharing:
         is behind the first `hits` blocks of another sequence's tokens and goes on like these.
         """
         return True
+
+    def knows(self, slot: int, tokens: int) -> bool:
+        """Whether the slot has no more than so many known tokens."""
+        return False
 
     def pin(self, slot: int, tokens: int) -> None:
         """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""

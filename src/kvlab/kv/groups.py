@@ -10,23 +10,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STATE = 0  # in place of a window: a state of the whole sequence, which is in its last block
+_STATE_WINDOW = 2  # tokens: the last, whose state the next one's is computed from
 _SIMILAR = 1.25  # kinds whose counts differ by less than this share the larger count, as in vLLM
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that have block tables in common, and the sliding window of all of them; None: full attention."""
+    """Layers that have block tables in common, and the sliding window of all of them; None: full attention.
+
+    Layers with a state in place of K and V have the blocks of the last token and of the next one in their window,
+    of which a block holds the state. Of those that a step passes none is taken: a sequence has `states` blocks at
+    most.
+    """
 
     layers: tuple[int, ...]
     window: int | None = None
-    has_state: bool = False  # no K and V, but a state, which a block holds that the sequence has come to
+    states: int = 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its layers have a state in place of K and V."""
+        return self.states > 0
 
     def first_block(self, tokens: int, block_size: int) -> int:
         """The first block that the last of so many tokens sees."""
         return 0 if self.window is None else max(tokens - self.window, 0) // block_size
 
     def num_blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
-        """Blocks that a sequence of so many tokens holds while the last `in_flight` are computed."""
+        """Blocks that a sequence of so many tokens holds while the last `in_flight` are computed. Of states it is
+        one, but for the step that begins a block.
+        """
+        if self.states:
+            return min(tokens, 1)
         return -(-tokens // block_size) - self.first_block(tokens - in_flight + 1, block_size)
 
     def most_blocks(self, tokens: int, block_size: int, step_tokens: int, shared: int = 0) -> int:
@@ -36,14 +51,16 @@ class LayerGroup:
         whole = -(-tokens // block_size) - shared
         if self.window is None:
             return whole
+        if self.states:
+            return min(whole, self.states)
         # The last full block stays: what follows it is found behind it.
-        before = 0 if self.has_state else max(self.window - 1, block_size)
+        before = max(self.window - 1, block_size)
         return min(whole, -(-(before + step_tokens) // block_size) + 1)
 
 
-def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[LayerGroup, ...]:
+def layer_groups(windows: Sequence[int | None], max_seq_len: int, states: int = 0) -> tuple[LayerGroup, ...]:
     """Groups of equally many layers for layers of these sliding windows, those with full attention first, then
-    those with a `STATE`.
+    those with a `STATE`, of which a sequence has at most so many.
 
     As many layers make a group as there are of the rarest kind, so that blocks are of one size and none is larger
     than it has to be; the last group of a kind may have fewer layers, and leaves the rest of its blocks unused. A
@@ -56,7 +73,10 @@ def layer_groups(windows: Sequence[int | None], max_seq_len: int) -> tuple[Layer
     size = max(counts) if max(counts) < _SIMILAR * min(counts) else min(counts)
     order = sorted(kinds, key=lambda window: -1 if window is None else window)
     return tuple(
-        LayerGroup(tuple(kinds[window][first : first + size]), 1 if window == STATE else window, window == STATE)
+        LayerGroup(
+            tuple(kinds[window][first : first + size]),
+            *((_STATE_WINDOW, states) if window == STATE else (window, 0)),
+        )
         for window in order
         for first in range(0, len(kinds[window]), size)
     )

@@ -98,14 +98,15 @@ class BlockLedger:
     def shorten(self, slot: int, count: int) -> None:
         """Give back a slot's blocks behind the first `count`, which hold none of its tokens."""
         tables, first = self.tables, int(self.tables.first[slot])
-        blocks = tables.blocks(slot)[max(count - first, 0) :]
+        blocks = tables.blocks_from(slot, max(count, first))
         tables.counts[slot], tables.first[slot] = count, min(first, count)
         if blocks:
             self._release(blocks[::-1], slot)
 
     def drop_first(self, slot: int, first: int) -> None:
         """Give back the blocks before entry `first`, which the slot does not need any more, last to first."""
-        self._release(self.tables.drop_first(slot, first)[::-1], slot)
+        if blocks := self.tables.drop_first(slot, first)[::-1]:
+            self._release(blocks, slot)
 
     def close(self, slot: int) -> None:
         """Free a slot's blocks, last to first, so that a prefix outlives its tail."""

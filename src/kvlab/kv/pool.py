@@ -32,6 +32,8 @@ from kvlab.kv.prefix_lookup import PoolLookup, PrefixLookup, TierLookup, WindowL
 from kvlab.kv.protocol import KVCachePool, Numbers
 from kvlab.kv.sharing import PrefixSharing
 from kvlab.kv.slot_opening import Opening, SlotOpener
+from kvlab.kv.state_blocks import StateBlocks
+from kvlab.kv.state_sharing import StateSharing
 from kvlab.kv.step_preparation import StepPreparation
 from kvlab.kv.table import BlockTables
 from kvlab.kv.tiers.base import keys_behind
@@ -103,8 +105,10 @@ class BlockPool(KVCachePool):
         ledger = BlockLedger(self.allocator, tables, self._occupancy, self.storage)
         sharing: BlockSharing = BlockSharing()
         if self.shares_prefixes:
-            sharing = PrefixSharing(self.index, ledger, number, parts=self._finds_parts)
-        return GroupBlocks(layers, ledger, CopyOnWrite(ledger), sharing)
+            kind_of_sharing = StateSharing if layers.has_state else PrefixSharing
+            sharing = kind_of_sharing(self.index, ledger, number, parts=self._finds_parts)
+        kind = StateBlocks if layers.has_state else GroupBlocks
+        return kind(layers, ledger, CopyOnWrite(ledger), sharing)
 
     def _prefix_lookup(self) -> PrefixLookup:
         if not self.shares_prefixes:
@@ -166,8 +170,8 @@ class BlockPool(KVCachePool):
     def _fork(self, group: GroupBlocks, slot: int, token_ids: Sequence[int] | None, *, rerun_last: bool) -> int:
         tables = group.tables
         group.sharing.publish_late([slot])
-        blocks = tables.blocks(slot)
-        copy = group.ledger.open(blocks, int(tables.first[slot]))
+        blocks, first = group.to_fork(slot)
+        copy = group.ledger.open(blocks, first)
         tables.lengths[copy] = max(tables.lengths[slot] - rerun_last, 0)
         tables.stored[copy] = tables.stored[slot]
         if self.fork_shares:
@@ -231,8 +235,7 @@ class BlockPool(KVCachePool):
     def blocks(self, slot: int) -> NDArray[np.int32]:
         """The blocks that a slot holds, one group's behind the other's. Raises SlotError for a dead one."""
         self.tables.check(slot)
-        tables = [group.tables for group in self.groups]
-        return np.concatenate([table.entries[slot, table.first[slot] : table.counts[slot]] for table in tables])
+        return np.concatenate([np.asarray(group.tables.blocks(slot), dtype=np.int32) for group in self.groups])
 
     def free_slot(self, slot: int) -> None:
         self.tables.check(slot)
@@ -281,6 +284,9 @@ class BlockPool(KVCachePool):
 
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         return self._lookup.find(token_ids, salt).count * self.block_size
+
+    def common_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
+        return self._lookup.find(token_ids, salt).common * self.block_size
 
     def free_slot_count(self) -> int:
         return self.allocator.num_free()

@@ -193,17 +193,12 @@ class PrefixIndex:
         return [salt_bytes(salt), *([_group_bytes(group)] if group else [])]
 
     def place(
-        self,
-        token_ids: Sequence[int],
-        salt: Hashable,
-        group: int,
-        blocks: Mapping[int, int],
-        new: dict[int, Prefix],
+        self, node: Prefix, token_ids: Sequence[int], blocks: Mapping[int, int], new: dict[int, Prefix]
     ) -> list[Prefix]:
-        """The nodes of whole blocks of tokens from the first on, made where they are not there. Those that have no
+        """The nodes of whole blocks of tokens behind `node`, made where they are not there. Those that have no
         block are in `blocks`, by number, from now on, and in `new` by block.
         """
-        node, path = self.root(salt, group), []
+        path = []
         for number, tokens in enumerate(self._pack(token_ids)):
             node = node.child(tokens) or node.add(tokens, None)
             block = blocks.get(number)

@@ -24,6 +24,7 @@ class PrefixHits:
     keys: Sequence[Key] = ()  # the contents to load, group by group
     tail: int = 0  # tokens of the last of them, if that block is not full
     without: Collection[Tier] = ()  # what they are not loaded from
+    common: int = 0  # blocks that the groups with full attention have, at least `count`
 
 
 def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence[int], salt: Salt) -> PrefixHits:
@@ -32,17 +33,25 @@ def match(index: PrefixIndex, groups: Sequence[GroupBlocks], token_ids: Sequence
     """
     if len(groups) == 1 and groups[0].layers.window is None:
         blocks = index.match(token_ids, salt)
-        return PrefixHits(len(blocks), [blocks], len(blocks), len(blocks))
+        return PrefixHits(len(blocks), [blocks], len(blocks), len(blocks), common=len(blocks))
     size = index.block_size
-    count, known = len(token_ids) // size, list[list[int | None]]()
+    count = common = _most_blocks(groups, token_ids, size)
+    known = list[list[int | None]]()
     for number, group in enumerate(groups):
         cached = index.find(token_ids[: count * size], salt, number)
         if group.layers.window is None:
             cached = list(takewhile(lambda block: block is not None, cached))
+            common = min(common, len(cached))
         known.append(cached)
         count = min(count, len(cached))
     count, entries = _longest(groups, known, count, size)
-    return PrefixHits(count, entries, count, count)
+    return PrefixHits(count, entries, count, count, common=common)
+
+
+def _most_blocks(groups: Sequence[GroupBlocks], token_ids: Sequence[int], size: int) -> int:
+    """Whole blocks of a prompt. Its last token is computed in any case, behind a state that does not include it."""
+    has_states = any(group.layers.has_state for group in groups)
+    return max(len(token_ids) - has_states, 0) // size
 
 
 def match_with_tiers(
@@ -57,9 +66,10 @@ def match_with_tiers(
     that a prepared step is to fill yet counts as not there, as that step may fail.
     """
     size = index.block_size
-    parts, known = list(index.parts(token_ids, 0)), list[list[int | Key | None]]()
+    most = _most_blocks(groups, token_ids, size)
+    parts, known = list(index.parts(token_ids[: most * size], 0)), list[list[int | Key | None]]()
     for number, group in enumerate(groups):
-        blocks = index.find(token_ids, salt, number)
+        blocks = index.find(token_ids[: most * size], salt, number)
         blocks += [None] * (len(parts) - len(blocks))
         held: list[int | Key | None] = [*blocks]
         for place, key in enumerate(keys_behind(index.root_tokens(salt, number), parts)):
@@ -70,7 +80,7 @@ def match_with_tiers(
         known.append(held)
     count, entries = _longest(groups, known, len(parts), size)
     keys = [entry for part in entries for entry in part if isinstance(entry, bytes)]
-    return PrefixHits(count, entries, 0, count, keys, without=without)
+    return PrefixHits(count, entries, 0, count, keys, without=without, common=count)
 
 
 Entry = TypeVar("Entry")

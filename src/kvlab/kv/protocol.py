@@ -125,6 +125,10 @@ class KVCachePool(ABC):
     def prefix_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
         """Tokens of this prompt that a slot opened now would find in the prefix cache."""
 
+    def common_tokens(self, token_ids: Sequence[int], salt: Salt = None) -> int:
+        """Tokens of this prompt that are known of others: layers with a state may find fewer."""
+        return self.prefix_tokens(token_ids, salt)
+
     @abstractmethod
     def fork_growth(self, tokens: int, known: int) -> int:
         """Blocks of its own that a fork of a slot with `known` tokens may need until so many are stored."""

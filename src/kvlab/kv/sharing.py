@@ -1,38 +1,15 @@
 """Prefix sharing: which blocks of a slot others may use, and which of others it uses itself."""
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.core import Salt
-from kvlab.kv.block_sharing import BlockSharing
+from kvlab.kv.block_sharing import BlockSharing, SharingSlot
 from kvlab.kv.ledger import BlockLedger
 from kvlab.kv.prefix import Prefix, PrefixIndex
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A slot's tokens, and how many of its blocks are in the tree of prefixes.
-
-    table:  [ computed ......... | pending ...... | not full yet, or not known ]
-                          node ^    nodes of blocks that the step in preparation fills
-    """
-
-    tokens: Sequence[int]
-    salt: Salt
-    known: bool  # False: a step computed tokens that the list did not have, so that nothing more is published
-    computed: int
-    node: Prefix | None  # of the last computed block
-    pending: Sequence[Prefix] = ()
-    elsewhere: bool = False  # some pending content is, or was, in another block
-    hits: int = 0  # blocks that were found when the slot was opened
-    same_step: Sequence[int] = ()  # which of them the step in preparation filled
-    counted: tuple[int, int] = (0, 0)  # tokens in these and in those, as they were counted
-    resumed: bool = False
-    pinned: int = 0  # blocks from the first on that stay cached when it is closed, as far as they are computed
 
 
 class PrefixSharing(BlockSharing):
@@ -54,7 +31,7 @@ class PrefixSharing(BlockSharing):
         self._ledger = ledger
         self._allocator = ledger.allocator
         self._tables = ledger.tables
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, SharingSlot] = {}
         self._pending: set[int] = set()  # blocks that are published but not computed
         self._late: set[int] = set()  # slots that may have filled blocks with tokens that their lists got later
 
@@ -70,13 +47,13 @@ class PrefixSharing(BlockSharing):
     ) -> None:
         first = int(self._tables.first[slot]) if hits else 0
         node, count = self._allocator.content(hits[-1]) if hits else None, first + len(hits)
-        state = self._slots[slot] = _Slot(
+        state = self._slots[slot] = SharingSlot(
             () if token_ids is None else token_ids, salt, token_ids is not None, count, node, resumed=resumed
         )
         pending = [entry for entry, block in enumerate(hits, start=first) if block in self._pending]
         self._count_hits(state, count, pending, part)
 
-    def _count_hits(self, state: _Slot, hits: int, same_step: Sequence[int], part: int = 0) -> None:
+    def _count_hits(self, state: SharingSlot, hits: int, same_step: Sequence[int], part: int = 0) -> None:
         """Count a slot's hits, instead of those that were counted before, and so many tokens behind them. The last
         token of a prompt that is found as a whole is none: it is computed again.
         """
@@ -94,7 +71,7 @@ class PrefixSharing(BlockSharing):
         source = self._slots[slot]
         # Without tokens of its own, the copy's are known as far as they are the source's today.
         tokens = tuple(source.tokens) if token_ids is None else token_ids
-        self._slots[copy] = _Slot(tokens, source.salt, source.known, source.computed, source.node)
+        self._slots[copy] = SharingSlot(tokens, source.salt, source.known, source.computed, source.node)
         if slot in self._late:
             self._late.add(copy)
 
@@ -110,7 +87,7 @@ class PrefixSharing(BlockSharing):
             blocks = self._tables.entries[slot, :pinned].tolist()
             self.pins_refused += not self._allocator.eviction.pin(blocks)
 
-    def _publish_part(self, slot: int, state: _Slot) -> None:
+    def _publish_part(self, slot: int, state: SharingSlot) -> None:
         """Others may find the tokens of a slot's last block that is not full, which nobody else holds."""
         tables, size = self._tables, self._tables.block_size
         length = min(int(tables.lengths[slot]), len(state.tokens))
@@ -145,7 +122,8 @@ class PrefixSharing(BlockSharing):
         state, tables, size, new = self._slots[slot], self._tables, self._tables.block_size, dict[int, Prefix]()
         first = int(tables.first[slot])
         blocks = dict(enumerate(tables.entries[slot, first:count].tolist(), start=first))
-        path = self.index.place(state.tokens[: count * size], state.salt, self._group, blocks, new)
+        root = self.index.root(state.salt, self._group)
+        path = self.index.place(root, state.tokens[: count * size], blocks, new)
         self._store(new)
         for entry, block in blocks.items():
             self._ledger.occupancy.fill(block, size)
@@ -267,8 +245,7 @@ class PrefixSharing(BlockSharing):
 
     def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:
         """Map the entries from `start` on to the blocks that have their contents, where the slot's own do not."""
-        blocks = self._tables.entries[slot, start : start + len(nodes)].tolist()
-        for entry, (node, block) in enumerate(zip(nodes, blocks, strict=True), start=start):
+        for entry, node, block in self._pending_blocks(slot, start, nodes):
             if node.block == block:
                 self._pending.discard(block)
                 continue
@@ -280,7 +257,12 @@ class PrefixSharing(BlockSharing):
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1
 
-    def _computed_blocks(self, slot: int, state: _Slot) -> list[int]:
+    def _pending_blocks(self, slot: int, start: int, nodes: Sequence[Prefix]) -> Iterator[tuple[int, Prefix, int]]:
+        """The nodes of a slot's entries from `start` on, with these and with their blocks."""
+        blocks = self._tables.entries[slot, start : start + len(nodes)].tolist()
+        return zip(range(start, start + len(nodes)), nodes, blocks, strict=True)
+
+    def _computed_blocks(self, slot: int, state: SharingSlot) -> list[int]:
         blocks: list[int] = self._tables.entries[slot, self._tables.first[slot] : state.computed].tolist()
         return blocks
 
@@ -289,6 +271,9 @@ class PrefixSharing(BlockSharing):
         state = self._slots[slot]
         if state.known:
             first = min(first, state.computed - 1)
+        return self._before_pending(slot, first)
+
+    def _before_pending(self, slot: int, first: int) -> int:
         if self._pending:  # whoever holds a block is found when the step fails that would have filled it
             entries = range(int(self._tables.first[slot]), first)
             return next((each for each in entries if self.is_pending(int(self._tables.entries[slot, each]))), first)
@@ -314,9 +299,8 @@ class PrefixSharing(BlockSharing):
     def _take_back(self, slot: int) -> list[int]:
         """Forget a slot's pending blocks; returns those whose content is gone."""
         state = self._slots[slot]
-        blocks = self._tables.entries[slot, state.computed : state.computed + len(state.pending)].tolist()
         taken_back = []
-        for node, block in zip(state.pending, blocks, strict=True):
+        for _, node, block in self._pending_blocks(slot, state.computed, state.pending):
             if node.block == block:
                 self._pending.discard(block)
                 self._allocator.clear_content(block)

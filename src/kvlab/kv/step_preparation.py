@@ -4,13 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
-from kvlab.kv.group_blocks import GroupBlocks
+from kvlab.kv.group_blocks import GroupBlocks, Rows
 from kvlab.kv.protocol import Numbers
-
-Rows = NDArray[np.int64]  # slots, or a number for each of them
 
 
 class _Proposed(NamedTuple):
@@ -73,7 +70,7 @@ class StepPreparation:
         after = before + kept
         for group in self._groups:
             own = group.tables
-            group.ledger.occupancy.write(own, rows, after)
+            group.write(rows, after)
             own.lengths[rows] = after
             own.stored[rows] = np.maximum(own.stored[rows], after)
             own.reserved[rows] = 0
@@ -127,22 +124,21 @@ class StepPreparation:
         after = before + new
         plans = []
         for group in self._groups:
-            wanted = np.maximum(-(-after // size) - group.tables.counts[rows], 0)
+            wanted = group.wanted(rows, after)
             copies = group.copies.find(rows.tolist(), after.tolist()) if group.copies else []
             plans.append((group, wanted, copies))
         self._make_room(rows, plans)
+        held = [group.tables.counts[rows] for group in self._groups]
         for group, wanted, copies in plans:
             for slot, entry in copies:
                 group.copies.copy(slot, entry)
-            group.ledger.append_one(rows[wanted == 1])
-            for index in np.flatnonzero(wanted > 1).tolist():
-                group.ledger.append(int(rows[index]), int(wanted[index]))
+            group.take(rows, after, wanted)
             group.tables.reserved[rows] = new
         if proposed is not None:
-            after -= proposed
+            kept = -(-(after - proposed) // size)
             spare = [
-                group.tables.counts[rows] - np.maximum(-(-after // size), group.tables.counts[rows] - wanted)
-                for group, wanted, _ in plans
+                group.tables.counts[rows] - np.maximum(kept, before_it)
+                for group, before_it in zip(self._groups, held, strict=True)
             ]
             for row in np.flatnonzero(proposed).tolist():
                 blocks = tuple(int(blocks_left[row]) for blocks_left in spare)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvlab.errors import SlotError
 
+NO_BLOCK = -1  # an entry of layers with states, of which no block is needed
 _NUMBERS = ("first", "counts", "lengths", "stored", "reserved", "in_flight")
 _COLUMNS = ("entries", "is_live", *_NUMBERS)
 
@@ -28,6 +29,7 @@ class BlockTables:
 
     Token `p` of a slot is in entry `p // block_size`, at offset `p % block_size`. `stored` is more than `lengths`
     only for a prompt that is cached to its last token, which is run once more for its logits, storing nothing.
+    Tables of states have entries without a block (`NO_BLOCK`): a state is kept where a step ends.
     """
 
     def __init__(self, width: int, block_size: int) -> None:
@@ -97,14 +99,17 @@ class BlockTables:
     def blocks(self, slot: int) -> list[int]:
         """A slot's block ids in logical order. Raises SlotError for a slot that is not live."""
         self.check(slot)
-        ids: list[int] = self.entries[slot, self.first[slot] : self.counts[slot]].tolist()
-        return ids
+        return self.blocks_from(slot, int(self.first[slot]))
+
+    def blocks_from(self, slot: int, first: int) -> list[int]:
+        """Those from entry `first` on."""
+        return _named(self.entries[slot, first : self.counts[slot]].tolist())
 
     def drop_first(self, slot: int, first: int) -> list[int]:
         """The slot does not need the entries before `first` any more; returns their blocks, in logical order. The
         entries are 0 from now on, a block that nobody reads through them.
         """
-        blocks: list[int] = self.entries[slot, self.first[slot] : first].tolist()
+        blocks = _named(self.entries[slot, self.first[slot] : first].tolist())
         self.entries[slot, :first] = 0
         self.first[slot] = first
         return blocks
@@ -125,3 +130,8 @@ class BlockTables:
         sound = isinstance(slot, int) and not isinstance(slot, bool) and 0 <= slot < len(self.is_live)
         if not sound or not self.is_live[slot]:
             raise SlotError(f"slot {slot!r} is not live; live slots: {sorted(self.live)}")
+
+
+def _named(entries: list[int]) -> list[int]:
+    """The blocks of entries, without those that have none."""
+    return [block for block in entries if block != NO_BLOCK] if NO_BLOCK in entries else entries

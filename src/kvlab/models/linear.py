@@ -14,7 +14,6 @@ from kvlab.models.values import Values
 
 _STATE_BYTES = 4  # of a number of the matrices, which stay in float32 (mamba_ssm_dtype)
 _EVERY = 4  # layers, of which the last has full attention, where neither types nor an interval are given
-_MULTIPLE = 16  # tokens, of which blocks are multiples
 _KEYS = (
     "linear_num_key_heads",
     "linear_num_value_heads",
@@ -69,14 +68,22 @@ class Linear:
 
 
 def block_of_state(
-    linear: Linear, kv_heads: int, head_dim: int, devices: int, dtype: str, kv_dtypes: tuple[str, str]
+    linear: Linear,
+    kv_heads: int,
+    head_dim: int,
+    devices: int,
+    dtype: str,
+    kv_dtypes: tuple[str, str],
+    *,
+    multiple: int,
 ) -> int:
     """Tokens of the smallest block that holds a state on each of so many devices, where layers with attention have
-    so many heads of K and V: a multiple of 16, as vLLM takes it (`Platform._align_hybrid_block_size`).
+    so many heads of K and V: a `multiple` of 16, or of the 64 that FlashInfer's kernels compute at once, as vLLM
+    takes it (`Platform._align_hybrid_block_size`).
     """
     layer = KVSpec(1, max(1, kv_heads // devices), head_dim, *kv_dtypes, tensor_scales=True)
     state = linear.state_bytes(devices, DTYPE_BYTES[dtype])
-    return _MULTIPLE * -(-state // (_MULTIPLE * layer.bytes_per_token))
+    return multiple * -(-state // (multiple * layer.bytes_per_token))
 
 
 def linear_of(number: Callable[[str], int | None]) -> Linear | None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvlab.config import EngineConfig
+from kvlab.config.server_defaults import keeps_states_within_steps
 from kvlab.errors import ConfigError
 from kvlab.kv.groups import STATE, LayerGroup, layer_groups
 from kvlab.kv.pools import POOLS
@@ -62,10 +63,20 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
     )
 
 
+def states_at_once(config: EngineConfig) -> int:
+    """Blocks of states that a sequence holds at most, of each group of layers that have states: its own; beside it
+    the one that a step begins with, where prefixes are found; and the last of a prompt that others may find, where
+    kernels write it in the middle of a step.
+    """
+    if not config.kv.prefix_sharing:
+        return 1
+    return 3 if keeps_states_within_steps(config) else 2
+
+
 def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
     """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
     kinds = [STATE if layer.has_state else layer.sliding_window for layer in model.layers]
-    groups = layer_groups(kinds, config.model.max_seq_len)
+    groups = layer_groups(kinds, config.model.max_seq_len, states_at_once(config))
     windows = [group.window for group in groups if group.window is not None]
     frees, has_states = POOLS.get(config.kv.backend).frees_windows, STATE in kinds
     if has_states and not (config.kv.windows and frees):

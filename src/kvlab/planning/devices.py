@@ -5,7 +5,7 @@ from itertools import count, takewhile
 
 from kvlab.config import EngineConfig, HardwareConfig, format_bytes
 from kvlab.config.executor import SIMULATED_WEIGHTS, W8A8, ExecutorConfig
-from kvlab.config.server_defaults import ServerDefaults, defaults_of
+from kvlab.config.server_defaults import ServerDefaults, defaults_of, state_multiple
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import DTYPE_BYTES, KVSpec
@@ -60,8 +60,15 @@ def _block_of_state(config: EngineConfig, model: DecoderConfig) -> int | None:
     """Tokens of the smallest block that holds a state of linear attention; None: the model has none."""
     if not isinstance(model, SparseConfig) or model.linear is None:
         return None
-    devices, dtype = config.executor.tensor_parallel, config.executor.dtype
-    return block_of_state(model.linear, model.num_kv_heads, model.head_dim, devices, dtype, config.kv_dtypes)
+    return block_of_state(
+        model.linear,
+        model.num_kv_heads,
+        model.head_dim,
+        config.executor.tensor_parallel,
+        config.executor.dtype,
+        config.kv_dtypes,
+        multiple=state_multiple(config),
+    )
 
 
 def _check_states(config: EngineConfig, model: DecoderConfig) -> None:
@@ -161,9 +168,7 @@ def lacking_for_longest(config: EngineConfig, pool: PoolSize) -> str | None:
         return None
     longest = config.model.max_seq_len
     is_vllm = config.hardware is not None and config.framework.name.startswith("vllm")
-    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window,
-    if any(group.has_state for group in pool.groups):  # and two blocks of states of a group, whatever a step is
-        pool = replace(pool, step_tokens=1)
+    pool = replace(pool, ahead=False)  # vLLM counts one step beside a window
     if not is_vllm or usual_server(config) is None or pool.most_blocks(longest) <= pool.blocks_of_a_part:
         return None
     fits, block = longest_sequence(pool, longest), pool.block_size * pool.bytes_per_slot

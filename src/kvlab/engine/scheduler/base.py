@@ -116,8 +116,7 @@ class Scheduler:
 
     def plan_decode(self, budget: int) -> DecodeBatch:
         """The running sequences that decode in the step: at most `budget`."""
-        order, config = self.order, self.config
-        return self._decoders.plan(lambda sequences: decoding_of(order, config, sequences, budget))
+        return self._decoders.plan(lambda decoding: decoding_of(self.order, self.config, decoding, budget))
 
     def propose(self, decoding: DecodeBatch, budget: int) -> dict[int, list[int]]:
         """Tokens that may follow those of sequences that decode, by slot: at most `budget`."""
@@ -144,6 +143,10 @@ class Scheduler:
     def fits_step(self, sequence: Sequence, budget: int) -> bool:
         """Whether a step with this budget left, at least 1, takes any tokens of a candidate."""
         return True
+
+    def first_chunk(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of a candidate behind those that are found, for which there are to be blocks in this step."""
+        return self.longest_chunk(budget)
 
     def longest_chunk(self, budget: int) -> int:
         """Most of a sequence's tokens that a step with this budget left takes."""
