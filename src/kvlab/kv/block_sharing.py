@@ -68,10 +68,6 @@ class BlockSharing:
         """
         return True
 
-    def knows(self, slot: int, tokens: int) -> bool:
-        """Whether the slot has no more than so many known tokens."""
-        return False
-
     def pin(self, slot: int, tokens: int) -> None:
         """Keep the content of the slot's first tokens, whole blocks of them, when it is closed."""
 

@@ -29,11 +29,11 @@ class GroupBlocks:
         """The group's block tables."""
         return self.ledger.tables
 
-    def num_new(self, behind: int, *, to_end: bool) -> int:
-        """Blocks that a slot takes for `behind` entries more; `to_end`: its step computes its last known token."""
+    def num_new(self, behind: int) -> int:
+        """Blocks that a slot takes for `behind` entries more, which one step computes."""
         return behind
 
-    def extend(self, slot: int, behind: int, *, to_end: bool) -> None:
+    def extend(self, slot: int, behind: int) -> None:
         """Give the slot these."""
         self.ledger.append(slot, behind)
 

@@ -46,7 +46,6 @@ class _Demand(NamedTuple):
 
     hits: PrefixHits
     groups: list[tuple[GroupBlocks, list[Any], list[Any], int]]  # each's hits, their blocks, and how many behind
-    tokens: int  # that there are blocks for at once
     first: int  # blocks to take now
     wanted: int  # free blocks that there have to be,
     lasting: int  # and beside those that are kept free: without what windows give back while a prompt is computed
@@ -88,14 +87,13 @@ class SlotOpener:
         for group, _, blocks, _ in plans:  # all hits, before an allocation could evict those of another group
             slot = group.ledger.open(blocks, hits.count - len(blocks))
         source = None if content is None else self._source(content)
-        to_end = demand.tokens >= asked.tokens
         for group, entries, blocks, behind in plans:
             entry, tables, in_pool = hits.count - len(entries), group.tables, entries
             if hits.keys:
                 group.ledger.fill(slot, [entry + place for place, block in enumerate(blocks) if block is None])
                 in_pool = [entry for entry in entries if isinstance(entry, int)]
             if behind:
-                group.extend(slot, behind, to_end=to_end)
+                group.extend(slot, behind)
             allocator.touch(in_pool)
             tables.stored[slot] = hits.stored * size
             # The last token of a prompt is run in any case: its logits pick the next one.
@@ -137,7 +135,7 @@ class SlotOpener:
             blocks = [offload.block_of(entry) for entry in entries] if hits.keys else entries
             behind = max(self._num_entries(group, first, to_come) - hits.count, 0)
             plans.append((group, entries, blocks, behind))
-            new = group.num_new(behind, to_end=first >= tokens)
+            new = group.num_new(behind)
             demand += new + blocks.count(None)
             most = self._whole(group, tokens, asked.most_tokens, hits.count)
             whole += most + blocks.count(None)
@@ -146,7 +144,7 @@ class SlotOpener:
             # A hit that nobody references takes a block out of the free queue too.
             reused += ledger.allocator.num_unreferenced(blocks)
         wanted, kept = (max(demand, whole), max(demand, lasting)) if asked.all_fit else (demand, demand)
-        return _Demand(hits, plans, first, demand, wanted + reused, kept + reused)
+        return _Demand(hits, plans, demand, wanted + reused, kept + reused)
 
     def _num_entries(self, group: GroupBlocks, tokens: int, computed: int) -> int:
         """Entries of a slot that is opened with so many tokens: where there is a window, those that the next step
@@ -161,7 +159,7 @@ class SlotOpener:
         layers, size, steps = group.layers, group.tables.block_size, min(self._step_tokens, tokens)
         if most_tokens is None:  # as vLLM counts: what a window has left of those that were found is taken off too
             if layers.has_state:
-                return group.num_new(-(-tokens // size) - found, to_end=True)
+                return group.num_new(-(-tokens // size) - found)
             return max(layers.most_blocks(tokens, size, steps) - found, 0)
         # Of a window what others hold too does not come free when they give it back.
         return layers.most_blocks(most_tokens, size, steps, found if layers.window is None else 0)

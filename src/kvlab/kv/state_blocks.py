@@ -13,19 +13,19 @@ class StateBlocks(GroupBlocks):
     their entries have none. A block counts as full as soon as it is taken.
 
     Without prefix sharing a slot has one block (one of `states`), which goes along with its tokens. With it the
-    block of the step before is the next one's source, and others may find it. Of three `states` one is kept at the
-    end of the last whole block that a step to the last known token passes, for others to find.
+    block of the step before is the next one's source, and others may find it. Of three `states` one is that of the
+    last whole block which a step passes before its last token, for others to find.
     """
 
     __slots__ = ()
 
-    def num_new(self, behind: int, *, to_end: bool) -> int:
-        return max(min(behind, 1 + (to_end and self.layers.states > 2)), 0)
+    def num_new(self, behind: int) -> int:
+        return max(min(behind, max(self.layers.states - 1, 1)), 0)
 
-    def extend(self, slot: int, behind: int, *, to_end: bool) -> None:
+    def extend(self, slot: int, behind: int) -> None:
         self.tables.append(slot, [NO_BLOCK] * behind)
         end = int(self.tables.counts[slot])
-        self._fill(slot, range(end - self.num_new(behind, to_end=to_end), end))
+        self._fill(slot, range(end - self.num_new(behind), end))
 
     def wanted(self, rows: Rows, after: Rows) -> Rows:
         behind = self._behind(rows, after)
@@ -36,7 +36,7 @@ class StateBlocks(GroupBlocks):
             if self._moves(slot):
                 counts[row] = self._is_forked(slot)
             else:
-                counts[row] = self.num_new(int(behind[row]), to_end=self.sharing.knows(slot, int(after[row])))
+                counts[row] = self.num_new(int(behind[row]))
         return counts
 
     def take(self, rows: Rows, after: Rows, wanted: Rows) -> None:
@@ -48,7 +48,7 @@ class StateBlocks(GroupBlocks):
             elif self._moves(slot):
                 self._move(slot, entry, leave=bool(wanted[row]))
             else:
-                self.extend(slot, count, to_end=self.sharing.knows(slot, int(after[row])))
+                self.extend(slot, count)
 
     def write(self, rows: Rows, after: Rows) -> None:
         """Nothing: its blocks are full."""

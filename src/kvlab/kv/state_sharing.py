@@ -14,9 +14,6 @@ class StateSharing(PrefixSharing):
     no block, unless another sequence kept one there.
     """
 
-    def knows(self, slot: int, tokens: int) -> bool:
-        return tokens >= len(self._slots[slot].tokens)
-
     def droppable_entries(self, slot: int, first: int) -> int:
         return self._before_pending(slot, min(first, self._slots[slot].computed))
 
