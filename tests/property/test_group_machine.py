@@ -155,7 +155,7 @@ class GroupMachine:
         self.listener.hear(self.pool)
         assert self.listener.contents == findable(self.pool)
         allocator = self.pool.allocator
-        free = sorted(allocator.free_block_ids() - allocator.evictable_block_ids())
+        free = sorted(allocator.free_block_ids() - set(allocator.eviction.blocks()))
         self.storage.keys[:, free] = self.storage.values[:, free] = torch.nan
         for block, node in allocator._contents.items():
             group, tokens = _content(node)

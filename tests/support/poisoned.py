@@ -32,7 +32,7 @@ class Poison(Executor):
         assert self.pool is not None
         allocator, storage = self.pool.allocator, self.pool.storage
         assert storage is not None
-        free = sorted(allocator.free_block_ids() - allocator.evictable_block_ids())
+        free = sorted(allocator.free_block_ids() - set(allocator.eviction.blocks()))
         storage.keys[:, free] = storage.values[:, free] = torch.nan
         return self._executor.execute(step, view)
 

@@ -69,10 +69,11 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
+    is_own |= name == "merge_equal" and not _may_keep_equal(_root_.kv)
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if defaults is None or is_own:
         kinds = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
-        kinds |= dict.fromkeys(("block_size", "partial_reuse"), KVConfig)
+        kinds |= dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
         positions = number_of(model.path, model.architecture, "max_position_embeddings")
@@ -86,6 +87,12 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
+
+
+def _may_keep_equal(kv: DictConfig) -> bool:
+    """Whether equal blocks may both stay beside the other settings of the cache."""
+    kept = [key for key in ("pinned_share", "pin_ttl_s", "ttl_s", "quota") if kv[key]]
+    return KVConfig.may_keep_equal(str(kv.eviction), kept)
 
 
 def _state_block(root: DictConfig) -> int | None:

@@ -1,5 +1,6 @@
 """The KV cache: its layout and its size."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvlab.config.values import MOST_SECONDS, at_least, one_of, parse_bytes
@@ -27,6 +28,7 @@ class KVConfig:
     windows: bool = True  # paged: layers with a sliding window give back what left it; false: keep all
     prefix_sharing: bool = True  # paged: store equal prefixes once, and keep them cached after their sequences
     partial_reuse: bool = False  # paged, all layers alike: find parts of blocks too, as TensorRT-LLM, and copy them
+    merge_equal: bool = True  # paged: of two blocks of equal content one goes; false: both stay, as in vLLM
     eviction: str = "lru"  # which cached block is evicted first
     offload: str | None = None  # host memory for blocks that the pool evicts, as 4GiB; null: none
     offload_eviction: str = "lru"  # which block leaves host memory first, and which the disk
@@ -53,8 +55,16 @@ class KVConfig:
             raise ConfigError("kv.memory", self.memory, text)
         if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
             raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")
+        if not self.merge_equal and not self.may_keep_equal(self.eviction, self.retention):
+            text = f"is for kv.eviction=lru without {', '.join(self.retention) or 'others'}; leave it true"
+            raise ConfigError("kv.merge_equal", False, text)
         self._check_offload()
         self._check_retention()
+
+    @staticmethod
+    def may_keep_equal(eviction: str, retention: Collection[str]) -> bool:
+        """Whether equal blocks may both stay: where each goes in its turn."""
+        return eviction == "lru" and not retention
 
     @property
     def retention(self) -> dict[str, float]:

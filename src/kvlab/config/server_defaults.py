@@ -30,6 +30,7 @@ class ServerDefaults(NamedTuple):
     conservativeness: float | None = None  # of that answer: this times a share that falls
     chunks_blocks: bool = False  # chunks of prompts are whole blocks
     partial_reuse: bool = False  # prompts find parts of blocks in the prefix cache
+    merge_equal: bool = True  # of two blocks of equal content one goes
     admission_reserve: float = 0.0  # none of them keeps a share of the free memory back
     aging_s: float | None = None  # nor lets requests age
 
@@ -189,6 +190,7 @@ def _of_vllm(framework: str, version: str, device: str, gib: float, groups: int,
         groups * sequences,
         block_size,
         memory_utilization=0.92 if key >= (0, 21) else 0.9,
+        merge_equal=False,
         ahead=framework == "vllm" and key >= ASYNCHRONOUS,
         reserve_prompt=key >= (0, 19),
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.errors import BlockError, OutOfBlocksError
+from kvlab.kv.content_copies import ContentCopies
 from kvlab.kv.content_log import ContentLog
 from kvlab.kv.eviction import EvictionPolicy, LruEviction, check_victims
 from kvlab.kv.journal import BlockEvent, BlockJournal, BlockState
@@ -31,8 +32,8 @@ class BlockAllocator:
     with content.
 
     Which block has which content is stored here and nowhere else (`set_contents`, `content`); the content's node
-    names its block. Taking a block with content from the queue is its eviction, which `on_evict` hears of while the
-    block still has it. `on_drop` is given contents that have lost their block. References may have `owners`.
+    names its block, of several the first. Taking a block with content from the queue is its eviction: `on_evict`
+    hears of it first. `on_drop` is given contents that have lost their last block. References may have `owners`.
     With a `journal`, what happens to each block is written there, and to contents in a `content_log`.
     """
 
@@ -54,6 +55,7 @@ class BlockAllocator:
         self.first_untouched = 0
         self.eviction = LruEviction() if eviction is None else eviction  # of what is unreferenced, with content
         self._contents: dict[int, Prefix] = {}
+        self.copies = ContentCopies()
         self.owners = BlockOwners()
         self._on_drop = on_drop
         self._journal = journal
@@ -107,12 +109,8 @@ class BlockAllocator:
         return {*self.returned_block_ids(), *range(self.first_untouched, self.num_blocks)}
 
     def returned_block_ids(self) -> set[int]:
-        """The blocks in the free queue without those from `first_untouched` on, which were never taken."""
+        """Those but for the blocks from `first_untouched` on, which were never taken."""
         return {*self._scratch, *self.eviction.blocks()}
-
-    def evictable_block_ids(self) -> set[int]:
-        """The blocks in the free queue that hold content."""
-        return set(self.eviction.blocks())
 
     def states(self) -> NDArray[np.uint8]:
         """The BlockState of each block, `[num_blocks]`; pinned ones are CACHED here."""
@@ -202,6 +200,12 @@ class BlockAllocator:
             self.content_log.stored(contents)
         self.eviction.filled(contents)
 
+    def add_copy(self, block: int, node: Prefix) -> None:
+        """A referenced block without content holds that of a node which names another."""
+        self.copies.add(node, block)
+        self._contents[block] = node
+        self.eviction.filled({block: node})
+
     def clear_content(self, block: int) -> None:
         """A block's content may not be shared any more; unreferenced, it goes to the queue's head."""
         if block not in self._contents:
@@ -224,10 +228,8 @@ class BlockAllocator:
         return sorted(self.allocated_block_ids().difference(referenced))
 
     def force_free(self, blocks: Iterable[int]) -> int:
-        """Drop every reference of these blocks, whoever its owner is; returns how many came back to the queue.
-
-        For recovery alone: a table that still names such a block is broken by it. Raises BlockError for an id
-        outside the pool; a free block is left as it is.
+        """For recovery alone, as it breaks tables that name them: drop every reference of these blocks. Returns how
+        many came back to the queue. Raises BlockError for an id outside the pool.
         """
         wanted = list(dict.fromkeys(blocks))
         for block in wanted:
@@ -321,9 +323,7 @@ class BlockAllocator:
 
     def _drop(self, blocks: list[int]) -> None:
         """The content of these blocks is gone."""
-        nodes = list(map(self._contents.pop, blocks))
-        for node in nodes:
-            node.block = None
+        nodes = self.copies.leave(blocks, list(map(self._contents.pop, blocks)))
         if self.content_log is not None:
             self.content_log.removed(nodes)
         self.eviction.forget(blocks)

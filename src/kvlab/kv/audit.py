@@ -99,13 +99,13 @@ def _contents(
 ) -> list[Finding]:
     """`is_whole`: who has a block has all before it, as no layer has a window."""
     wrong: dict[int, str] = {}
-    evictable = allocator.evictable_block_ids()
+    evictable = set(allocator.eviction.blocks())
     indexed = {id(node) for node in index.nodes()}
     held = set()
     for block in allocator.content_block_ids() | evictable:
         node = allocator.content(block)
         held.add(id(node))
-        if node is not None and node.block != block:
+        if node is not None and node.block != block and block not in allocator.copies.of(node):
             wrong[block] = f"its content is said to be in block {node.block}"
         elif node is not None and id(node) not in indexed:
             wrong[block] = "its content is not indexed"

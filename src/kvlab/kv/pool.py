@@ -61,6 +61,7 @@ class BlockPool(KVCachePool):
         *,
         prefix_sharing: bool = False,
         partial_reuse: bool = False,
+        merge_equal: bool = True,
         eviction: EvictionPolicy | None = None,
         journal: BlockJournal | None = None,
         offload: Offload | None = None,
@@ -71,6 +72,7 @@ class BlockPool(KVCachePool):
         """`groups` of layers have tables of their own; (): all layers have the same. No step computes more than
         `step_tokens` of a sequence; None: any number. `ahead`: a step is reserved while the one before runs.
         `partial_reuse`: what is shared of a prefix may end within a block, but not where layers have groups.
+        `merge_equal`: of two blocks of equal content one goes.
         """
         if num_blocks < 1:
             needed = f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
@@ -79,7 +81,7 @@ class BlockPool(KVCachePool):
         self.max_seq_len, self.storage = max_seq_len, storage
         self.step_tokens = (1 + ahead) * (max_seq_len if step_tokens is None else step_tokens)  # that run at once
         self.shares_prefixes, self.index = prefix_sharing, PrefixIndex(block_size)
-        self._finds_parts = partial_reuse and not groups
+        self._finds_parts, self._merges = partial_reuse and not groups, merge_equal
         self.offload = offload if offload is not None and prefix_sharing else Offload(())
         on_evict = self.offload.evicted if self.offload.tiers else None
         self.allocator = BlockAllocator(num_blocks, eviction, self.index.prune, journal, on_evict)
@@ -106,7 +108,7 @@ class BlockPool(KVCachePool):
         sharing: BlockSharing = BlockSharing()
         if self.shares_prefixes:
             kind_of_sharing = StateSharing if layers.has_state else PrefixSharing
-            sharing = kind_of_sharing(self.index, ledger, number, parts=self._finds_parts)
+            sharing = kind_of_sharing(self.index, ledger, number, parts=self._finds_parts, merges=self._merges)
         kind = StateBlocks if layers.has_state else GroupBlocks
         return kind(layers, ledger, CopyOnWrite(ledger), sharing)
 

@@ -17,14 +17,18 @@ class PrefixSharing(BlockSharing):
 
     A block is published when the step that fills it is reserved: each layer writes all of the step's K and V
     before its attention reads, so that a sequence in the same step may share it. If another block holds the content
-    already, the slot computes its own until the step is done, then maps its entry to the other (`confirm`). It
-    cannot do so earlier: if the step failed, tokens that it had stored in its own block would be lost.
+    already, the slot computes its own until the step is done, then maps its entry to the other (`confirm`), or
+    unless it `merges` keeps both. It cannot do so earlier: if the step failed, tokens that it had stored in its own
+    block would be lost.
 
     With `parts` the last block of a slot that is closed has a content too, though it is not full.
     """
 
-    def __init__(self, index: PrefixIndex, ledger: BlockLedger, group: int = 0, *, parts: bool = False) -> None:
+    def __init__(
+        self, index: PrefixIndex, ledger: BlockLedger, group: int = 0, *, parts: bool = False, merges: bool = True
+    ) -> None:
         super().__init__()
+        self._merges = merges
         self.index = index
         self._keeps_parts = parts
         self._group = group
@@ -244,7 +248,7 @@ class PrefixSharing(BlockSharing):
                 self._pending.difference_update([node.block for node in nodes])
 
     def _merge(self, slot: int, start: int, nodes: Sequence[Prefix]) -> None:
-        """Map the entries from `start` on to the blocks that have their contents, where the slot's own do not."""
+        """Where others have the contents of the entries from `start` on, map these to them, or have both."""
         for entry, node, block in self._pending_blocks(slot, start, nodes):
             if node.block == block:
                 self._pending.discard(block)
@@ -253,9 +257,11 @@ class PrefixSharing(BlockSharing):
             if node.block is None:  # the other was evicted meanwhile, or its step failed
                 node.block = block
                 self._store({block: node})
-            else:
+            elif self._merges:
                 self._ledger.remap(slot, entry, node.block)
                 self.merged_blocks += 1
+            else:
+                self._allocator.add_copy(block, node)
 
     def _pending_blocks(self, slot: int, start: int, nodes: Sequence[Prefix]) -> Iterator[tuple[int, Prefix, int]]:
         """The nodes of a slot's entries from `start` on, with these and with their blocks."""

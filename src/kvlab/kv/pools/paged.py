@@ -63,6 +63,7 @@ class PagedKVCachePool(BlockPool):
             storage,
             prefix_sharing=config.prefix_sharing,
             partial_reuse=config.partial_reuse,
+            merge_equal=config.merge_equal,
             eviction=_eviction(config, num_blocks, journal),
             journal=journal,
             offload=offload,
