@@ -68,7 +68,9 @@ WORKLOADS = {
     "states, no prefix cache": [*STATES, *ARRIVALS, UNSHARED],
     "states cut from prompts, little memory": [*STATES, *ARRIVALS, CUT],
     "states cut from prompts, shared prefixes": [*STATES, *SHARED, CUT],
-    "states cut from prompts, many chunks": [*STATES, *ARRIVALS, *MANY_CHUNKS, CUT, "workload.rate=0.05", "kv.num_blocks=60"],
+    "states cut from prompts, many chunks": [
+        *STATES, *ARRIVALS, *MANY_CHUNKS, CUT, "workload.rate=0.05", "kv.num_blocks=130",
+    ],
     "states, shared prefixes": [*STATES, *SHARED],
     "states, conversations": [*STATES, *CONVERSATIONS],
     "states, prompts of many chunks": [*STATES, *ARRIVALS, *MANY_CHUNKS, "workload.rate=0.05", "kv.num_blocks=130"],
