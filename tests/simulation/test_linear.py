@@ -16,7 +16,7 @@ from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.models.families import decoder_config
-from kvlab.models.sparse import read_sparse
+from kvlab.models.sparse_reader import read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
 from kvlab.simulation.timings.silicon import SiliconTiming
 from tests.simulation.test_roofline import counts

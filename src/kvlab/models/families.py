@@ -18,7 +18,7 @@ from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
 from kvlab.models.published import located
-from kvlab.models.sparse import LINEAR, SPARSE, read_sparse
+from kvlab.models.sparse_reader import LINEAR, SPARSE, read_sparse
 from kvlab.models.values import POSITIVE, Family, Values, is_positive
 
 _KINDS: dict[str, Family] = {
