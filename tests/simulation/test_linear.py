@@ -74,7 +74,7 @@ class TestShapes:
         fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         whole = {"model_type": model.family, "text_config": inner, "quantization_config": fp8}
         found = read_sparse(whole)
-        assert (found.linear_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
+        assert (found.state_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
         assert found.num_parameters == described("qwen3_5_35b_a3b").num_parameters
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kvlab.errors import ConfigError
 from kvlab.kv.spec import KVSpec
 from kvlab.models.checkpoint_format import FP8_BLOCK
 from kvlab.models.config import DecoderConfig
-from kvlab.models.linear import Linear
+from kvlab.models.states import StateLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,15 @@ class Experts:
     layers: int  # that are mixtures; the others, which may be all, have one feed-forward of `intermediate_size`
     has_biases: bool  # of the experts and of the router
     has_correction: bool  # a float32 for each expert beside the router
+    has_gates: bool = True  # experts and all other feed-forwards: gate and up are of one size
+    width: int | None = (
+        None  # numbers that experts take and give, to which others project; None: the hidden state's
+    )
+
+    @property
+    def inner(self) -> int:
+        """Numbers that the products before the activation give, for each intermediate one."""
+        return 1 + self.has_gates
 
     def met(self, tokens: int) -> float:
         """Experts of a layer that `tokens` tokens meet, expected where each meets any as likely as any other."""
@@ -88,7 +97,7 @@ class SparseConfig(DecoderConfig):
     bias_numbers: int  # of attention, sinks included, of all layers
     rotary_dim: int  # numbers of a head that are turned
     division: Division = _UNDIVIDED
-    linear: Linear | None = None  # of the layers that have a state; None: there are none
+    states: StateLayer | None = None  # of the layers that have a state; None: there are none
     has_gate: bool = False  # on attention's output, which the projection of the queries gives
 
     @property
@@ -104,21 +113,32 @@ class SparseConfig(DecoderConfig):
     def chosen_parameters(self) -> int:
         """Of the matrices of the experts that compute a token."""
         mixture = self.experts
-        return mixture.layers * mixture.active * 3 * self.hidden_size * mixture.size
+        return mixture.layers * mixture.active * self._expert
 
     def _parameters(self, experts: int) -> int:
         """With so many experts in each mixture; router and biases of all."""
         hidden, mixture = self.hidden_size, self.experts
-        dense = (self.num_layers - mixture.layers) * 3 * hidden * self.intermediate_size
+        wide = self.dense_layers * self.intermediate_size + mixture.layers * mixture.shared
+        dense = wide * (mixture.inner + 1) * hidden
         routers = mixture.layers * mixture.count * (hidden + mixture.has_correction + mixture.has_biases)
-        each = 3 * hidden * mixture.size + (2 * mixture.size + hidden if mixture.has_biases else 0)
-        mixed = mixture.layers * (experts * each + 3 * hidden * mixture.shared)
+        each = self._expert + (2 * mixture.size + hidden if mixture.has_biases else 0)
+        mixed = mixture.layers * (experts * each + (2 * hidden * mixture.width if mixture.width else 0))
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         attention = self.attention_layers * sum(outputs * inputs for outputs, inputs, _ in self.attention_matrices)
-        if self.linear is not None:
-            matrices = sum(outputs * inputs for outputs, inputs in self.linear.matrices(hidden))
-            attention += self.linear_layers * (matrices + self.linear.vectors)
+        if self.states is not None:
+            matrices = sum(outputs * inputs for outputs, inputs, _ in self.states.matrices(hidden))
+            attention += self.state_layers * (matrices + self.states.vectors)
         return attention + dense + routers + mixed + embeddings + self.norm_numbers + self.bias_numbers
+
+    @property
+    def expert_width(self) -> int:
+        """Numbers that an expert takes and gives."""
+        return self.experts.width or self.hidden_size
+
+    @property
+    def _expert(self) -> int:
+        """Numbers of an expert's matrices."""
+        return (self.experts.inner + 1) * self.expert_width * self.experts.size
 
     def layer_numbers(self, queries: int, keys: int) -> int:
         """Numbers that a layer holds for a token of its group on each device beside the residual stream: so many
@@ -127,21 +147,31 @@ class SparseConfig(DecoderConfig):
         together. They have room for the tokens of all groups.
         """
         mixture, parts = self.experts, self.division.expert_tensor
-        experts = mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
+        widest = max(mixture.inner * mixture.size // parts, self.expert_width)
+        experts = mixture.active * (widest + mixture.size // parts)
         heads = (queries * self.num_heads + keys * self.num_kv_heads) * self.head_dim
-        if self.linear is not None:  # queries, keys, values and their gate
-            heads = max(heads, 2 * (self.linear.keys + self.linear.values))
+        if self.states is not None:
+            heads = max(heads, self.states.widest)
         return max(heads // self.division.tensor, experts * self.division.data)
 
     @property
-    def linear_layers(self) -> int:
+    def states_called(self) -> str:
+        return self.states.called if self.states else ""
+
+    @property
+    def state_layers(self) -> int:
         """Layers that have a state in place of K and V."""
         return sum(layer.has_state for layer in self.layers)
 
     @property
     def attention_layers(self) -> int:
         """Layers that have K and V, or a latent of both."""
-        return self.num_layers - self.linear_layers
+        return self.windows.total()
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers whose feed-forward every token meets."""
+        return self.num_parts - self.attention_layers - self.state_layers - self.experts.layers
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, bool], ...]:
@@ -205,8 +235,8 @@ class SparseConfig(DecoderConfig):
         if self.num_heads % division.tensor or (kv_heads % division.tensor and division.tensor % kv_heads):
             text = f"{name} has {self.num_heads} query heads and {kv_heads} KV heads, which it has to divide"
             raise ConfigError("executor.tensor_parallel", division.tensor, text)
-        if self.linear is not None:
-            self.linear.check_devices(name, division.tensor)
+        if self.states is not None:
+            self.states.check_devices(name, division.tensor)
         if mixture.count % division.experts or division.devices % division.experts:
             text = f"has to divide the {mixture.count} experts of {name}, and the devices, of which there are"
             raise ConfigError("executor.expert_parallel", division.experts, f"{text} {division.devices}")
@@ -229,6 +259,12 @@ def is_mixture(model: object) -> bool:
 
 
 #: Parts of attention, and those that NVIDIA's checkpoints in nvfp4 leave in 16 bits (hf_quant_config.json of
-#: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2).
+#: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2; Nemotron 3
+#: Nano's leaves Mamba-2 before each of its attention, too, which is not told apart).
 _ATTENTION = ("attention", "output")
-_NOT_NVFP4 = {"minimax_m2": _ATTENTION, "deepseek_v3": ("attention",), "kimi_k2": ("attention",)}
+_NOT_NVFP4 = {
+    "minimax_m2": _ATTENTION,
+    "nemotron_h": _ATTENTION,
+    "deepseek_v3": ("attention",),
+    "kimi_k2": ("attention",),
+}

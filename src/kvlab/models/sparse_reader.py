@@ -6,14 +6,19 @@ from typing import Any
 from kvlab.errors import ConfigError
 from kvlab.models.checkpoint_format import checkpoint_format
 from kvlab.models.config import LayerConfig, eos_token_ids
-from kvlab.models.linear import language_model, layer_kinds, read_linear
+from kvlab.models.linear import Linear, language_model, layer_kinds, read_linear
+from kvlab.models.mamba import Mamba2
+from kvlab.models.nemotron import read_nemotron
 from kvlab.models.sparse import Experts, Latent, SparseConfig
 from kvlab.models.values import Family, Values
 
 _LATENT = ("deepseek_v3", "kimi_k2")
 _DENSE = ("qwen3_5", "qwen3_5_text")
-LINEAR = (*_DENSE, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
-SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT, *LINEAR)  # values of model_type
+_LINEAR = (*_DENSE, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+_MAMBA = "nemotron_h"
+#: Families some layers of which have a state, and what these have, in words.
+STATES = {**dict.fromkeys(_LINEAR, Linear.called), _MAMBA: Mamba2.called}
+SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT, *STATES)  # values of model_type
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
 _FAMILY = Family({"tie_word_embeddings": False, "decoder_sparse_step": 1, "first_k_dense_replace": 0})
 
@@ -23,6 +28,8 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     values that it cannot have.
     """
     family, values = str(config["model_type"]), Values(_FAMILY, language_model(config))
+    if family == _MAMBA:
+        return read_nemotron(values)
     counts = (values.count(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     layers, hidden, heads = counts
     latent, is_glm = _latent(values) if family in _LATENT else None, family == "glm4_moe"
@@ -30,7 +37,7 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
     head_dim = latent.nope + latent.rope if latent else values.count("head_dim", default=hidden // heads)
-    linear = read_linear(values) if family in LINEAR else None
+    linear = read_linear(values) if family in _LINEAR else None
     turned = int(head_dim * (_rotary_share(values) or 0.5)) if is_glm or linear else head_dim
     vocab_size, q, kv = values.count("vocab_size"), heads * head_dim, kv_heads * head_dim
     head_norms = 2 * head_dim if linear else {"qwen3_moe": 2 * head_dim, "minimax_m2": q + kv}.get(family, 0)
@@ -64,7 +71,7 @@ def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
         norm_numbers=layers * 2 * hidden + own * head_norms + hidden + gates,
         bias_numbers=layers * (biases + (heads if family == "gpt_oss" else 0)),
         rotary_dim=latent.rope if latent else values.count("rotary_dim", default=turned),
-        linear=linear,
+        states=linear,
         has_gate=linear is not None,
     )
 
@@ -83,10 +90,10 @@ def _experts(values: Values, family: str, layers: int) -> Experts:
     key = next((key for key in _COUNTS if values(key) is not None), _COUNTS[0])
     count = values.count(key)
     active = values.count("num_experts_per_tok", most=count)
-    own = family in ("glm4_moe", "qwen3_moe", *_LATENT, *LINEAR)
+    own = family in ("glm4_moe", "qwen3_moe", *_LATENT, *_LINEAR)
     size = values.count("moe_intermediate_size" if own else "intermediate_size")
     shared = values.count("n_shared_experts", default=0, least=0) * size
-    if family in LINEAR:
+    if family in _LINEAR:
         shared = values.count("shared_expert_intermediate_size", default=0, least=0)
     step, first = values.count("decoder_sparse_step"), values.count("first_k_dense_replace", least=0)
     dense = values("mlp_only_layers") or ()
@@ -103,7 +110,7 @@ def _latent(values: Values) -> Latent:
 
 def _layers(values: Values, family: str, count: int) -> tuple[LayerConfig, ...]:
     """Full attention, or windows where `layer_types` says so; without types, where a window is in use."""
-    if family in LINEAR:
+    if family in _LINEAR:
         return tuple(LayerConfig(has_state=kind == "linear_attention") for kind in layer_kinds(values, count))
     kinds = values("layer_types")
     if kinds is None:

@@ -64,20 +64,22 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
 
 def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
     """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
-    kinds = [STATE if layer.has_state else layer.sliding_window for layer in model.layers]
+    kinds = [
+        STATE if layer.has_state else layer.sliding_window for layer in model.layers if not layer.is_feed_forward
+    ]
     groups = layer_groups(kinds, config.model.max_seq_len)
     windows = [group.window for group in groups if group.window is not None]
     frees, has_states = POOLS.get(config.kv.backend).frees_windows, STATE in kinds
     if has_states and not (config.kv.windows and frees):
         able = next(name for name in POOLS.names() if POOLS.get(name).frees_windows)
         key, value, use = ("windows", False, "true") if frees else ("backend", config.kv.backend, able)
-        text = f"linear attention of {config.model.name} has a state for each sequence, in a block of its own"
+        text = f"{model.states_called} of {config.model.name} has a state for each sequence, in a block of its own"
         raise ConfigError(f"kv.{key}", value, f"{text}; use kv.{key}={use}")
     if not (config.kv.windows and windows and frees):
         return ()
     keep, instead = f"layers of {config.model.name} keep the last {min(windows):,} tokens", "kv.windows=false"
     if has_states:
-        keep, instead = f"linear attention of {config.model.name} keeps one state of a sequence", ""
+        keep, instead = f"{model.states_called} of {config.model.name} keeps one state of a sequence", ""
     if config.kv.pinned_share:
         text = f"pins whole prefixes, and {keep}; use {instead or 'kv.pinned_share=0'}"
         raise ConfigError("kv.pinned_share", config.kv.pinned_share, text)

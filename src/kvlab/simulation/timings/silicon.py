@@ -71,7 +71,7 @@ class SiliconTiming(StepTiming):
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, model.windows
         about, is_sparse = (tables.framework, tables.device), is_mixture(model)
-        sure = how_sure(*about, is_sparse=is_sparse, has_states=model.has_states)
+        sure = how_sure(*about, is_sparse=is_sparse, states=model.states_called)
         self.because = "; ".join(filter(None, (_OF_SPARSE if is_sparse else None, sure))) or None
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
