@@ -184,6 +184,13 @@ class TestTime:
         assert other - one == pytest.approx(longer, rel=0.01)
         assert timing._states_s(1, 4096) > timing._states_s(1, 512) > 0
 
+    def test_kernels_that_were_not_measured_are_not_taken_for_such(self) -> None:
+        pytest.importorskip("aiconfigurator_core")
+        settings = ("executor=simulated", "hardware=a100_sxm", "executor.dtype=bfloat16", "model=qwen3_5_27b")
+        with pytest.raises(ConfigError, match=r"on a100_sxm was not measured with linear attention of its shape"):
+            plan_engine(composed(*settings, "executor.tensor_parallel=2", "executor.timing=silicon"))
+        assert isinstance(plan_engine(composed(*settings, "executor.tensor_parallel=2")).timing, RooflineTiming)
+
     def test_a_roofline_reads_and_writes_the_states_of_each_sequence(self) -> None:
         plan = plan_engine(composed(*SIMULATED, "model=qwen3_5_35b_a3b", "executor.timing=roofline"))
         timing = plan.timing

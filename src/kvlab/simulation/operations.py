@@ -296,7 +296,7 @@ def _delta_kernels(
     }
     for phase, kernels in found.items():
         if not all(tables.has(kernel, prefill=phase == "context") for kernel in kernels):
-            raise UnmeasuredError("linear attention")
+            raise UnmeasuredError(linear.called)
     return found["generation"], found["context"]
 
 

@@ -124,7 +124,10 @@ class SiliconTiming(StepTiming):
         try:
             beyond_us = config.framework.device_token_us / model.division.tensor
             return cls(tables, model, model.division.devices, formats.attention, kv, formats, beyond_us)
-        except UnmeasuredError:
+        except UnmeasuredError as error:
+            if str(error) == model.states_called:
+                text = f"{tables.name} was not measured with {error} of its shape on a device; {INSTEAD}"
+                raise ConfigError("model", config.model.name, text) from None
             stored_so = formats.attention, formats.experts, kv
             raise _unmeasured_sparse(tables, config.model.name, model, stored_so) from None
 
