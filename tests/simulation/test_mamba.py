@@ -209,6 +209,21 @@ class TestTime:
         links = timing._tables.link_seconds(timing._specs["links"], 1000)
         assert links == pytest.approx((52 + 1) * each, rel=0.001)
 
+    @pytest.mark.parametrize(
+        ("settings", "per_second"),
+        [
+            (("model=nemotron3_super_120b_a12b", "executor.weights=nvfp4"), 23.2),  # vLLM's guide to a DGX Spark
+            (("model=nemotron3_nano_30b_a3b",), 31.0),  # eugr/spark-vllm-docker 123, of Nemotron Cascade 2
+        ],
+    )
+    def test_tokens_of_one_request_come_as_was_published(
+        self, settings: tuple[str, ...], per_second: float
+    ) -> None:
+        own = ("executor=simulated", "hardware=gb10", "executor.dtype=bfloat16", "model.max_seq_len=32768")
+        timing = plan_engine(composed(*own, "executor.timing=roofline", *settings)).timing
+        assert isinstance(timing, RooflineTiming)
+        assert 1 / timing.device_s(counts(1), counts(1000), 1) == pytest.approx(per_second, rel=0.08)
+
     def test_experts_have_two_matrices_each(self) -> None:
         timing = self.timing("executor.timing=roofline")
         assert isinstance(timing, RooflineTiming)
