@@ -58,6 +58,20 @@ Feature: How many sequences fit
         | auto     | 20480 | 1056   | 21626880 | 4     | 248   |
         | fp8_e4m3 | 10240 | 2096   | 21463040 | 8     | 250   |
 
+    @R29.33
+    Scenario Outline: 23 of 52 layers of Nemotron 3 Nano have Mamba-2 and 6 have K and V in <dtype>
+      When I plan "model=nemotron3_nano_30b_a3b hardware=h200_sxm kv.memory=20GiB kv.dtype=<dtype> scheduler.ahead=false lengths=256"
+      Then the planner says "Mamba-2"
+      And the planner says "23 of 52 layers"
+      And the planner says "6 of 128 experts and shared ones"
+      And a token takes <token> bytes and a block of <tokens> tokens <block>
+      And <slots> contiguous and <short> paged sequences of 256 tokens fit
+
+      Examples: four groups of states beside one block of attention
+        | dtype    | token | tokens | block    | slots | short |
+        | auto     | 6144  | 2096   | 12877824 | 13    | 333   |
+        | fp8_e4m3 | 3072  | 4176   | 12828672 | 26    | 334   |
+
     @R29.32
     Scenario: A server that keeps states apart from blocks is not planned
       When I plan "model=qwen3_5_35b_a3b hardware=h200_sxm framework=sglang"

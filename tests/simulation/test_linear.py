@@ -16,7 +16,7 @@ from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.run.plan import plan_run
 from kvlab.lab.run.remarks import remarks_on_devices
 from kvlab.models.families import decoder_config
-from kvlab.models.sparse import read_sparse
+from kvlab.models.sparse_reader import read_sparse
 from kvlab.simulation.timings.roofline import RooflineTiming
 from kvlab.simulation.timings.silicon import SiliconTiming
 from tests.simulation.test_roofline import counts
@@ -74,7 +74,7 @@ class TestShapes:
         fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         whole = {"model_type": model.family, "text_config": inner, "quantization_config": fp8}
         found = read_sparse(whole)
-        assert (found.linear_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
+        assert (found.state_layers, found.layers[0].has_state, found.quantization) == (30, True, "fp8_block")
         assert found.num_parameters == described("qwen3_5_35b_a3b").num_parameters
 
     @pytest.mark.parametrize(
@@ -183,6 +183,13 @@ class TestTime:
         longer = 10 * (timing._decode_s(16, 19_968) - timing._decode_s(16, 500))
         assert other - one == pytest.approx(longer, rel=0.01)
         assert timing._states_s(1, 4096) > timing._states_s(1, 512) > 0
+
+    def test_kernels_that_were_not_measured_are_not_taken_for_such(self) -> None:
+        pytest.importorskip("aiconfigurator_core")
+        settings = ("executor=simulated", "hardware=a100_sxm", "executor.dtype=bfloat16", "model=qwen3_5_27b")
+        with pytest.raises(ConfigError, match=r"on a100_sxm was not measured with linear attention of its shape"):
+            plan_engine(composed(*settings, "executor.tensor_parallel=2", "executor.timing=silicon"))
+        assert isinstance(plan_engine(composed(*settings, "executor.tensor_parallel=2")).timing, RooflineTiming)
 
     def test_a_roofline_reads_and_writes_the_states_of_each_sequence(self) -> None:
         plan = plan_engine(composed(*SIMULATED, "model=qwen3_5_35b_a3b", "executor.timing=roofline"))

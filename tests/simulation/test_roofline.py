@@ -155,7 +155,7 @@ def test_launches_cost_the_same_whatever_is_computed() -> None:
     model = tiny_config()
     hardware = replace(PLAIN, launch_us=2.0, collective_us=5.0)
     step = timing(model, hardware, devices=2).step(counts(1, 1, 7), counts(5, 6, 7), 2)
-    assert step.launches == pytest.approx(model.num_layers * LAUNCHES * 2e-6)
+    assert step.launches == pytest.approx(model.num_parts * LAUNCHES * 2e-6)
     assert step.links > 2 * model.num_layers * 5e-6
 
 

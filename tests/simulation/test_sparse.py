@@ -12,7 +12,8 @@ import pytest
 from kvlab.engine.build import plan_engine
 from kvlab.errors import ConfigError
 from kvlab.models.families import decoder_config
-from kvlab.models.sparse import Division, SparseConfig, read_sparse
+from kvlab.models.sparse import Division, SparseConfig
+from kvlab.models.sparse_reader import read_sparse
 from kvlab.planning.devices import plan_on_devices
 from kvlab.planning.plan import MemoryPlan
 from kvlab.planning.sparse import expert_bytes

@@ -13,12 +13,13 @@ GIB = 2**30
 _FILES = {file.stem: file.read_text() for file in sorted(CONF.glob("model/*.yaml"))}
 #: Models with linear attention in some layers.
 LINEAR_MODELS = [name for name, text in _FILES.items() if "linear_num_key_heads" in text]
-#: Mixtures of experts without.
-SPARSE_MODELS = [name for name, text in _FILES.items() if "experts" in text and name not in LINEAR_MODELS]
+#: Models with Mamba-2 in some layers.
+MAMBA_MODELS = [name for name, text in _FILES.items() if "mamba_num_heads" in text]
+_STATES = LINEAR_MODELS + MAMBA_MODELS
+#: Mixtures of experts without either.
+SPARSE_MODELS = [name for name, text in _FILES.items() if "experts" in text and name not in _STATES]
 #: Others whose shapes are in their file.
-MODELS = [
-    name for name, text in _FILES.items() if "architecture:" in text and name not in SPARSE_MODELS + LINEAR_MODELS
-]
+MODELS = [name for name, text in _FILES.items() if "architecture:" in text and name not in SPARSE_MODELS + _STATES]
 
 
 def compose_run(*overrides: str) -> RunConfig:

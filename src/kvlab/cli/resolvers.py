@@ -14,8 +14,8 @@ from kvlab.config import ExecutorConfig, KVConfig, ModelConfig, RunConfig, Sched
 from kvlab.config.executor import DTYPES
 from kvlab.config.kv import KV_DTYPES
 from kvlab.config.server_defaults import defaults_of, state_multiple
-from kvlab.models.families import number_of
-from kvlab.models.linear import block_of_state, linear_of
+from kvlab.models.families import number_of, value_of
+from kvlab.models.states import block_of_state, states_of
 from kvlab.plugins import load_plugins
 from kvlab.registry import KEYS, registry
 from kvlab.secrets import take_from_environment
@@ -96,10 +96,11 @@ def _may_keep_equal(kv: DictConfig) -> bool:
 
 
 def _state_block(root: DictConfig) -> int | None:
-    """Tokens of a block that holds a state of the model's linear attention; None: it has none."""
-    executor, kv, number = root.executor, root.kv, partial(number_of, root.model.path, root.model.architecture)
-    if (linear := linear_of(number)) is None:
+    """Tokens of a block that holds a state of one of the model's layers; None: it has none."""
+    executor, kv, model = root.executor, root.kv, (root.model.path, root.model.architecture)
+    if (states := states_of(partial(value_of, *model))) is None:
         return None
+    number = partial(number_of, *model)
     dtype, devices, queries = str(executor.dtype), int(executor.tensor_parallel), number("num_attention_heads") or 1
     heads = number("num_key_value_heads") or queries
     head_dim = number("head_dim") or (number("hidden_size") or 0) // max(1, queries)
@@ -108,7 +109,8 @@ def _state_block(root: DictConfig) -> int | None:
     key, value = (str(own or kv.dtype) for own in (kv.key_dtype, kv.value_dtype))
     stored = {name: name for name in KV_DTYPES if name != "auto"}
     kv_dtypes = stored.get(key, dtype), stored.get(value, dtype)  # what is unknown is refused later
-    return block_of_state(linear, heads, head_dim, devices, dtype, kv_dtypes, multiple=state_multiple(root))
+    multiple = state_multiple(root, flashinfer=states.flashinfer)
+    return block_of_state(states, heads, head_dim, devices, dtype, kv_dtypes, multiple=multiple)
 
 
 def _environment(name: str, *default: Any) -> str | None:

@@ -75,21 +75,24 @@ def defaults_of(
     )
 
 
-def keeps_states_within_steps(run: Any) -> bool:
-    """Whether the server that a run simulates keeps a state of linear attention in the middle of a prompt's last
-    step: vLLM with prefix caching, where FlashInfer has its kernels (`_resolve_gdn_prefill_backend`). Raises
-    ConfigError for the version.
+def keeps_states_within_steps(run: Any, *, flashinfer: bool) -> bool:
+    """Whether the server that a run simulates keeps a state in the middle of a prompt's last step: vLLM with prefix
+    caching, whose own kernels of Mamba-2 do, and those of `flashinfer` for the gated delta rule where there are any
+    for the device (`_resolve_gdn_prefill_backend`). Raises ConfigError for the version.
     """
     hardware, framework = getattr(run, "hardware", None), run.framework
     if hardware is None or not run.kv.prefix_sharing or not str(framework.name).startswith("vllm"):
         return False
     version = version_key(simulated_version(str(framework.name), framework.version))
-    return version >= _WRITES_STATES and str(hardware.name).startswith(_FLASHINFER_GDN)
+    has_kernel = not flashinfer or str(hardware.name).startswith(_FLASHINFER_GDN)
+    return version >= _WRITES_STATES and has_kernel
 
 
-def state_multiple(run: Any) -> int:
-    """Tokens of which blocks that hold states are multiples."""
-    return 64 if keeps_states_within_steps(run) else 16
+def state_multiple(run: Any, *, flashinfer: bool) -> int:
+    """Tokens of which blocks that hold states are multiples: as many as FlashInfer's kernels compute at once where
+    they keep states.
+    """
+    return 64 if flashinfer and keeps_states_within_steps(run, flashinfer=True) else 16
 
 
 def server_defaults(

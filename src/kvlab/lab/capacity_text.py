@@ -51,11 +51,11 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
             keep = f"all of them, up to model.max_seq_len={longest:,}"
         note = f"see the last {window:,} tokens, and {keep}"
         yield "sliding windows", f"{layers} of {model.num_layers} layers", note
-    if isinstance(model, SparseConfig) and (linear := model.linear) is not None:
-        state = linear.state_bytes(1, DTYPE_BYTES[plan.settings.dtype])
+    if isinstance(model, SparseConfig) and (states := model.states) is not None:
+        state = states.state_bytes(1, DTYPE_BYTES[plan.settings.dtype])
         note = f"keep a state of {format_bytes(state)} each for a sequence, in one block of its group, not K and V"
         note += "; contiguous slots are counted without"
-        yield "linear attention", f"{model.linear_layers} of {model.num_layers} layers", note
+        yield states.called, f"{model.state_layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
         of_devices = f": {plan.of_devices}" if plan.of_devices else ""

@@ -35,6 +35,7 @@ class LayerConfig:
     rope: RopeConfig = RopeConfig(10_000.0)
     sliding_window: int | None = None  # a token sees itself and the `sliding_window - 1` before it; None: all
     has_state: bool = False  # of a size of its own for each sequence, in place of K and V for each token
+    is_feed_forward: bool = False  # and nothing else: it keeps nothing of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,27 @@ class DecoderConfig:
         return len(self.layers)
 
     @property
+    def num_parts(self) -> int:
+        """Additions to the residual stream: a layer has a feed-forward behind attention, or in place of it."""
+        is_alone = any(layer.is_feed_forward for layer in self.layers)
+        return self.num_layers if is_alone else 2 * self.num_layers
+
+    @property
     def has_states(self) -> bool:
         """Whether some layers have a state for each sequence."""
-        return any(layer.has_state for layer in self.layers)
+        return bool(self.states_called)
+
+    @property
+    def states_called(self) -> str:
+        """What layers with a state have, in words; empty: none has."""
+        return ""
 
     @property
     def windows(self) -> Counter[int | None]:
         """How many layers with K and V for each token have each sliding window; None: they see all tokens."""
-        return Counter(layer.sliding_window for layer in self.layers if not layer.has_state)
+        return Counter(
+            layer.sliding_window for layer in self.layers if not (layer.has_state or layer.is_feed_forward)
+        )
 
     @property
     def initial_norm_weight(self) -> float:

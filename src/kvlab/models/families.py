@@ -18,7 +18,7 @@ from kvlab.models.gguf import is_gguf, read_gguf
 from kvlab.models.gguf_config import config_values
 from kvlab.models.hub import HubError, hub_file
 from kvlab.models.published import located
-from kvlab.models.sparse import LINEAR, SPARSE, read_sparse
+from kvlab.models.sparse_reader import SPARSE, STATES, read_sparse
 from kvlab.models.values import POSITIVE, Family, Values, is_positive
 
 _KINDS: dict[str, Family] = {
@@ -73,9 +73,9 @@ def decoder_config(model: ModelConfig, *, simulated: bool = False) -> DecoderCon
     return config
 
 
-def number_of(path: str | None, architecture: Mapping[str, Any], key: str) -> int | None:
-    """A whole number of a model's configuration, in a multimodal one of its language model; None: it has none, or
-    is not on this machine.
+def value_of(path: str | None, architecture: Mapping[str, Any], key: str) -> Any:
+    """A value of a model's configuration, in a multimodal one of its language model; None: it has none, or is not
+    on this machine.
     """
     values: Mapping[str, Any] = architecture
     if path is not None and values.get(key) is None:
@@ -91,6 +91,12 @@ def number_of(path: str | None, architecture: Mapping[str, Any], key: str) -> in
     found, inner = values.get(key), values.get("text_config")
     if found is None and isinstance(inner, Mapping):
         found = inner.get(key)
+    return found
+
+
+def number_of(path: str | None, architecture: Mapping[str, Any], key: str) -> int | None:
+    """The same of a whole number; None also for another value."""
+    found = value_of(path, architecture, key)
     return found if isinstance(found, int) else None
 
 
@@ -98,8 +104,8 @@ def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> De
     """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
     if simulated and values.get("model_type") in SPARSE:
         return read_sparse(values)
-    if (family := values.get("model_type")) in LINEAR:
-        text = "has layers with linear attention, which simulated devices alone have"
+    if (family := values.get("model_type")) in STATES:
+        text = f"has layers with {STATES[family]}, which simulated devices alone have"
         raise ConfigError("model_type", family, f"{text}; set hardware=, as hardware=h100_sxm")
     if implementation == "kvlab" or (implementation == "auto" and values.get("model_type") in FAMILIES):
         return read_config(values)

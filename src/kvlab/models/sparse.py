@@ -6,17 +6,15 @@ own is described here, from the same values of a config.json, and needs neither 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvlab.config.executor import ExecutorConfig
 from kvlab.errors import ConfigError
 from kvlab.kv.spec import KVSpec
-from kvlab.models.checkpoint_format import FP8_BLOCK, checkpoint_format
-from kvlab.models.config import DecoderConfig, LayerConfig, eos_token_ids
-from kvlab.models.linear import Linear, language_model, layer_kinds, read_linear
-from kvlab.models.values import Family, Values
+from kvlab.models.checkpoint_format import FP8_BLOCK
+from kvlab.models.config import DecoderConfig
+from kvlab.models.states import StateLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +28,15 @@ class Experts:
     layers: int  # that are mixtures; the others, which may be all, have one feed-forward of `intermediate_size`
     has_biases: bool  # of the experts and of the router
     has_correction: bool  # a float32 for each expert beside the router
+    has_gates: bool = True  # experts and all other feed-forwards: gate and up are of one size
+    width: int | None = (
+        None  # numbers that experts take and give, to which others project; None: the hidden state's
+    )
+
+    @property
+    def inner(self) -> int:
+        """Numbers that the products before the activation give, for each intermediate one."""
+        return 1 + self.has_gates
 
     def met(self, tokens: int) -> float:
         """Experts of a layer that `tokens` tokens meet, expected where each meets any as likely as any other."""
@@ -90,7 +97,7 @@ class SparseConfig(DecoderConfig):
     bias_numbers: int  # of attention, sinks included, of all layers
     rotary_dim: int  # numbers of a head that are turned
     division: Division = _UNDIVIDED
-    linear: Linear | None = None  # of the layers that have a state; None: there are none
+    states: StateLayer | None = None  # of the layers that have a state; None: there are none
     has_gate: bool = False  # on attention's output, which the projection of the queries gives
 
     @property
@@ -106,21 +113,32 @@ class SparseConfig(DecoderConfig):
     def chosen_parameters(self) -> int:
         """Of the matrices of the experts that compute a token."""
         mixture = self.experts
-        return mixture.layers * mixture.active * 3 * self.hidden_size * mixture.size
+        return mixture.layers * mixture.active * self._expert
 
     def _parameters(self, experts: int) -> int:
         """With so many experts in each mixture; router and biases of all."""
         hidden, mixture = self.hidden_size, self.experts
-        dense = (self.num_layers - mixture.layers) * 3 * hidden * self.intermediate_size
+        wide = self.dense_layers * self.intermediate_size + mixture.layers * mixture.shared
+        dense = wide * (mixture.inner + 1) * hidden
         routers = mixture.layers * mixture.count * (hidden + mixture.has_correction + mixture.has_biases)
-        each = 3 * hidden * mixture.size + (2 * mixture.size + hidden if mixture.has_biases else 0)
-        mixed = mixture.layers * (experts * each + 3 * hidden * mixture.shared)
+        each = self._expert + (2 * mixture.size + hidden if mixture.has_biases else 0)
+        mixed = mixture.layers * (experts * each + (2 * hidden * mixture.width if mixture.width else 0))
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         attention = self.attention_layers * sum(outputs * inputs for outputs, inputs, _ in self.attention_matrices)
-        if self.linear is not None:
-            matrices = sum(outputs * inputs for outputs, inputs in self.linear.matrices(hidden))
-            attention += self.linear_layers * (matrices + self.linear.vectors)
+        if self.states is not None:
+            matrices = sum(outputs * inputs for outputs, inputs, _ in self.states.matrices(hidden))
+            attention += self.state_layers * (matrices + self.states.vectors)
         return attention + dense + routers + mixed + embeddings + self.norm_numbers + self.bias_numbers
+
+    @property
+    def expert_width(self) -> int:
+        """Numbers that an expert takes and gives."""
+        return self.experts.width or self.hidden_size
+
+    @property
+    def _expert(self) -> int:
+        """Numbers of an expert's matrices."""
+        return (self.experts.inner + 1) * self.expert_width * self.experts.size
 
     def layer_numbers(self, queries: int, keys: int) -> int:
         """Numbers that a layer holds for a token of its group on each device beside the residual stream: so many
@@ -129,21 +147,31 @@ class SparseConfig(DecoderConfig):
         together. They have room for the tokens of all groups.
         """
         mixture, parts = self.experts, self.division.expert_tensor
-        experts = mixture.active * (max(2 * mixture.size // parts, self.hidden_size) + mixture.size // parts)
+        widest = max(mixture.inner * mixture.size // parts, self.expert_width)
+        experts = mixture.active * (widest + mixture.size // parts)
         heads = (queries * self.num_heads + keys * self.num_kv_heads) * self.head_dim
-        if self.linear is not None:  # queries, keys, values and their gate
-            heads = max(heads, 2 * (self.linear.keys + self.linear.values))
+        if self.states is not None:
+            heads = max(heads, self.states.widest)
         return max(heads // self.division.tensor, experts * self.division.data)
 
     @property
-    def linear_layers(self) -> int:
+    def states_called(self) -> str:
+        return self.states.called if self.states else ""
+
+    @property
+    def state_layers(self) -> int:
         """Layers that have a state in place of K and V."""
         return sum(layer.has_state for layer in self.layers)
 
     @property
     def attention_layers(self) -> int:
         """Layers that have K and V, or a latent of both."""
-        return self.num_layers - self.linear_layers
+        return self.windows.total()
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers whose feed-forward every token meets."""
+        return self.num_parts - self.attention_layers - self.state_layers - self.experts.layers
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, bool], ...]:
@@ -207,8 +235,8 @@ class SparseConfig(DecoderConfig):
         if self.num_heads % division.tensor or (kv_heads % division.tensor and division.tensor % kv_heads):
             text = f"{name} has {self.num_heads} query heads and {kv_heads} KV heads, which it has to divide"
             raise ConfigError("executor.tensor_parallel", division.tensor, text)
-        if self.linear is not None:
-            self.linear.check_devices(name, division.tensor)
+        if self.states is not None:
+            self.states.check_devices(name, division.tensor)
         if mixture.count % division.experts or division.devices % division.experts:
             text = f"has to divide the {mixture.count} experts of {name}, and the devices, of which there are"
             raise ConfigError("executor.expert_parallel", division.experts, f"{text} {division.devices}")
@@ -225,122 +253,18 @@ class SparseConfig(DecoderConfig):
         return replace(self, division=division)
 
 
-_FAMILY = Family({"tie_word_embeddings": False, "decoder_sparse_step": 1, "first_k_dense_replace": 0})
-
-
 def is_mixture(model: object) -> bool:
     """Whether it has experts among which a token chooses."""
     return isinstance(model, SparseConfig) and model.experts.layers > 0
 
 
-_LATENT = ("deepseek_v3", "kimi_k2")
-_DENSE = ("qwen3_5", "qwen3_5_text")
-LINEAR = (*_DENSE, "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
-SPARSE = ("glm4_moe", "gpt_oss", "minimax_m2", "mixtral", "qwen3_moe", *_LATENT, *LINEAR)  # values of model_type
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # as families name them
 #: Parts of attention, and those that NVIDIA's checkpoints in nvfp4 leave in 16 bits (hf_quant_config.json of
-#: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2).
+#: nvidia/MiniMax-M2.5-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/DeepSeek-V3.1-NVFP4 and R1-0528-FP4-v2; Nemotron 3
+#: Nano's leaves Mamba-2 before each of its attention, too, which is not told apart).
 _ATTENTION = ("attention", "output")
-_NOT_NVFP4 = {"minimax_m2": _ATTENTION, "deepseek_v3": ("attention",), "kimi_k2": ("attention",)}
-
-
-def read_sparse(config: Mapping[str, Any]) -> SparseConfig:
-    """The model that the values of a config.json of one of `SPARSE` describe, on one device. Raises ConfigError for
-    values that it cannot have.
-    """
-    family, values = str(config["model_type"]), Values(_FAMILY, language_model(config))
-    counts = (values.count(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    layers, hidden, heads = counts
-    latent, is_glm = _latent(values) if family in _LATENT else None, family == "glm4_moe"
-    kv_heads = heads if latent else values.count("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise ConfigError("num_key_value_heads", kv_heads, f"does not divide num_attention_heads={heads}")
-    head_dim = latent.nope + latent.rope if latent else values.count("head_dim", default=hidden // heads)
-    linear = read_linear(values) if family in LINEAR else None
-    turned = int(head_dim * (_rotary_share(values) or 0.5)) if is_glm or linear else head_dim
-    vocab_size, q, kv = values.count("vocab_size"), heads * head_dim, kv_heads * head_dim
-    head_norms = 2 * head_dim if linear else {"qwen3_moe": 2 * head_dim, "minimax_m2": q + kv}.get(family, 0)
-    if is_glm and values.flag("use_qk_norm"):
-        head_norms = 2 * head_dim
-    if latent:
-        head_norms = (latent.query_rank or 0) + latent.rank
-    biases = q + 2 * kv + (0 if is_glm else hidden) if values.flag("attention_bias") else 0
-    if biases and latent:
-        raise ConfigError("attention_bias", True, "latent attention has no biases here; only false")
-    kinds = _layers(values, family, layers)
-    own = sum(not layer.has_state for layer in kinds)
-    gates = layers * hidden if linear and family not in _DENSE else 0  # of shared experts: a number for each token
-    return SparseConfig(
-        family=family,
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        intermediate_size=values.count("intermediate_size", default=1 if linear else None),  # 1: all are mixtures
-        layers=kinds,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        attention_scale=head_dim**-0.5,
-        tie_word_embeddings=values.flag("tie_word_embeddings"),
-        max_position_embeddings=values.count("max_position_embeddings"),
-        eos_token_ids=eos_token_ids(values("eos_token_id"), vocab_size),
-        qk_norm=bool(head_norms) and not latent,
-        experts=_experts(values, family, layers),
-        latent=latent,
-        quantization=checkpoint_format(values),
-        norm_numbers=layers * 2 * hidden + own * head_norms + hidden + gates,
-        bias_numbers=layers * (biases + (heads if family == "gpt_oss" else 0)),
-        rotary_dim=latent.rope if latent else values.count("rotary_dim", default=turned),
-        linear=linear,
-        has_gate=linear is not None,
-    )
-
-
-def _rotary_share(values: Values) -> float | None:
-    """The share of a head's numbers that are turned, where it is given."""
-    key, inner = "partial_rotary_factor", values("rope_parameters")
-    of_angles = isinstance(inner, Mapping) and inner.get(key) is not None
-    return (Values(values.family, inner) if of_angles else values).optional_number(key)
-
-
-def _experts(values: Values, family: str, layers: int) -> Experts:
-    if family in _DENSE:
-        size = values.count("intermediate_size")
-        return Experts(1, 1, size, 0, layers=0, has_biases=False, has_correction=False)
-    key = next((key for key in _COUNTS if values(key) is not None), _COUNTS[0])
-    count = values.count(key)
-    active = values.count("num_experts_per_tok", most=count)
-    own = family in ("glm4_moe", "qwen3_moe", *_LATENT, *LINEAR)
-    size = values.count("moe_intermediate_size" if own else "intermediate_size")
-    shared = values.count("n_shared_experts", default=0, least=0) * size
-    if family in LINEAR:
-        shared = values.count("shared_expert_intermediate_size", default=0, least=0)
-    step, first = values.count("decoder_sparse_step"), values.count("first_k_dense_replace", least=0)
-    dense = values("mlp_only_layers") or ()
-    mixtures = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, layers))
-    correction = family in ("glm4_moe", "minimax_m2", *_LATENT)
-    return Experts(count, active, size, shared, mixtures, family == "gpt_oss", correction)
-
-
-def _latent(values: Values) -> Latent:
-    rank = None if values("q_lora_rank") is None else values.count("q_lora_rank")
-    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return Latent(rank, *(values.count(key) for key in keys))
-
-
-def _layers(values: Values, family: str, count: int) -> tuple[LayerConfig, ...]:
-    """Full attention, or windows where `layer_types` says so; without types, where a window is in use."""
-    if family in LINEAR:
-        return tuple(LayerConfig(has_state=kind == "linear_attention") for kind in layer_kinds(values, count))
-    kinds = values("layer_types")
-    if kinds is None:
-        sliding = family == "gpt_oss" or values.flag("use_sliding_window") or family == "mixtral"
-        every = 2 if family == "gpt_oss" else 1  # which alternates, windows first
-        windowed = sliding and values("sliding_window") is not None
-        kinds = [
-            "sliding_attention" if windowed and layer % every == 0 else "full_attention" for layer in range(count)
-        ]
-    if len(kinds) != count or set(kinds) - {"full_attention", "sliding_attention"}:
-        text = f"has to name full_attention or sliding_attention for each of num_hidden_layers={count}"
-        raise ConfigError("layer_types", kinds, text)
-    window = values.count("sliding_window") if "sliding_attention" in kinds else None
-    return tuple(LayerConfig(sliding_window=window if kind != "full_attention" else None) for kind in kinds)
+_NOT_NVFP4 = {
+    "minimax_m2": _ATTENTION,
+    "nemotron_h": _ATTENTION,
+    "deepseek_v3": ("attention",),
+    "kimi_k2": ("attention",),
+}

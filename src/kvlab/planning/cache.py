@@ -63,32 +63,36 @@ def planned_pool(config: EngineConfig, spec: KVSpec) -> PoolSize:
     )
 
 
-def states_at_once(config: EngineConfig) -> int:
+def _states_at_once(config: EngineConfig, model: DecoderConfig) -> int:
     """Blocks of states that a sequence holds at most, of each group of layers that have states: its own; beside it
     the one that a step begins with, where prefixes are found; and the last of a prompt that others may find, where
     kernels write it in the middle of a step.
     """
+    if not isinstance(model, SparseConfig) or model.states is None:
+        return 0
     if not config.kv.prefix_sharing:
         return 1
-    return 3 if keeps_states_within_steps(config) else 2
+    return 3 if keeps_states_within_steps(config, flashinfer=model.states.flashinfer) else 2
 
 
 def _groups(config: EngineConfig, model: DecoderConfig) -> tuple[LayerGroup, ...]:
     """Groups of the layers; (): all need all of a sequence. Raises ConfigError for what groups do not support."""
-    kinds = [STATE if layer.has_state else layer.sliding_window for layer in model.layers]
-    groups = layer_groups(kinds, config.model.max_seq_len, states_at_once(config))
+    kinds = [
+        STATE if layer.has_state else layer.sliding_window for layer in model.layers if not layer.is_feed_forward
+    ]
+    groups = layer_groups(kinds, config.model.max_seq_len, _states_at_once(config, model))
     windows = [group.window for group in groups if group.window is not None]
     frees, has_states = POOLS.get(config.kv.backend).frees_windows, STATE in kinds
     if has_states and not (config.kv.windows and frees):
         able = next(name for name in POOLS.names() if POOLS.get(name).frees_windows)
         key, value, use = ("windows", False, "true") if frees else ("backend", config.kv.backend, able)
-        text = f"linear attention of {config.model.name} has a state for each sequence, in a block of its own"
+        text = f"{model.states_called} of {config.model.name} has a state for each sequence, in a block of its own"
         raise ConfigError(f"kv.{key}", value, f"{text}; use kv.{key}={use}")
     if not (config.kv.windows and windows and frees):
         return ()
     keep, instead = f"layers of {config.model.name} keep the last {min(windows):,} tokens", "kv.windows=false"
     if has_states:
-        keep, instead = f"linear attention of {config.model.name} keeps one state of a sequence", ""
+        keep, instead = f"{model.states_called} of {config.model.name} keeps one state of a sequence", ""
     if config.kv.pinned_share:
         text = f"pins whole prefixes, and {keep}; use {instead or 'kv.pinned_share=0'}"
         raise ConfigError("kv.pinned_share", config.kv.pinned_share, text)

@@ -11,8 +11,8 @@ from kvlab.kv.sizing import PoolSize, longest_sequence
 from kvlab.kv.spec import DTYPE_BYTES, KVSpec
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.families import decoder_config
-from kvlab.models.linear import block_of_state
 from kvlab.models.sparse import SparseConfig
+from kvlab.models.states import block_of_state
 from kvlab.planning.cache import kv_spec
 from kvlab.planning.memory import EngineSettings, WorkingMemory
 from kvlab.planning.plan import MemoryPlan, plan_memory
@@ -57,33 +57,33 @@ def _divided(config: EngineConfig, model: DecoderConfig, devices: int) -> Decode
 
 
 def _block_of_state(config: EngineConfig, model: DecoderConfig) -> int | None:
-    """Tokens of the smallest block that holds a state of linear attention; None: the model has none."""
-    if not isinstance(model, SparseConfig) or model.linear is None:
+    """Tokens of the smallest block that holds a state of a layer; None: the model has none."""
+    if not isinstance(model, SparseConfig) or model.states is None:
         return None
     return block_of_state(
-        model.linear,
+        model.states,
         model.num_kv_heads,
         model.head_dim,
         config.executor.tensor_parallel,
         config.executor.dtype,
         config.kv_dtypes,
-        multiple=state_multiple(config),
+        multiple=state_multiple(config, flashinfer=model.states.flashinfer),
     )
 
 
 def _check_states(config: EngineConfig, model: DecoderConfig) -> None:
-    """Raise ConfigError where a block does not hold a state of linear attention, and for servers that keep these
-    apart from their blocks.
+    """Raise ConfigError where a block does not hold a layer's state, and for servers that keep states apart from
+    their blocks.
     """
-    if not isinstance(model, SparseConfig) or (linear := model.linear) is None:
+    if not isinstance(model, SparseConfig) or (states := model.states) is None:
         return
     if config.framework.name in ("sglang", "trtllm"):
-        text = f"keeps the states of {config.model.name}'s linear attention in a pool of their own, which is not"
+        text = f"keeps the states of {config.model.name}'s {states.called} in a pool of their own, which is not"
         raise ConfigError("framework", config.framework.name, f"{text} planned; framework=vllm is")
     size, block = config.kv.block_size, _block_of_state(config, model) or 0
     if size < block:
-        state = linear.state_bytes(config.executor.tensor_parallel, DTYPE_BYTES[config.executor.dtype])
-        text = f"a state of {config.model.name}'s linear attention takes {format_bytes(state)} of each device, and"
+        state = states.state_bytes(config.executor.tensor_parallel, DTYPE_BYTES[config.executor.dtype])
+        text = f"a state of {config.model.name}'s {states.called} takes {format_bytes(state)} of each device, and"
         text += f" is in one block: kv.block_size={block}, which a vLLM server takes, is the least that holds it"
         raise ConfigError("kv.block_size", size, text)
 

@@ -47,24 +47,25 @@ def _body(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
             copies *= model.kv_copies
         stored = formats.output if number == len(matrices) - 1 else formats.attention
         yield Part(model.attention_layers * copies, outputs, inputs, stored)
-    if (linear := model.linear) is not None:
-        for number, (outputs, inputs) in enumerate(linear.matrices(hidden)):
-            stored = (formats.attention, settings.dtype, formats.output)[number]
-            yield Part(model.linear_layers * division.data, outputs, inputs, stored)
-        yield Part(model.linear_layers * division.data, linear.vectors, 1, settings.dtype)
-    wide = ((model.num_layers - mixture.layers, model.intermediate_size), (mixture.layers, mixture.shared))
-    for layers, size in wide:
+    if (states := model.states) is not None:
+        for outputs, inputs, part in states.matrices(hidden):
+            stored = formats._asdict().get(part, settings.dtype)
+            yield Part(model.state_layers * division.data, outputs, inputs, stored)
+        yield Part(model.state_layers * division.data, states.vectors, 1, settings.dtype)
+    for layers, size in ((model.dense_layers, model.intermediate_size), (mixture.layers, mixture.shared)):
         if layers and size:
-            yield Part(layers * division.data, 2 * size, hidden, formats.dense)
+            yield Part(layers * division.data, mixture.inner * size, hidden, formats.dense)
             yield Part(layers * division.data, hidden, size, formats.dense)
+    if mixture.width:  # to it and back, which are whole on each device
+        yield Part(2 * mixture.layers * division.devices, mixture.width, hidden, settings.dtype)
     yield Part(mixture.layers * division.devices, mixture.count, hidden, settings.dtype)  # routers
 
 
 def _experts(model: SparseConfig, settings: EngineSettings) -> Iterator[Part]:
-    mixture, hidden = model.experts, model.hidden_size
+    mixture, width = model.experts, model.expert_width
     stored = model.formats(settings.weights, settings.dtype).experts
-    yield Part(mixture.layers * mixture.count, 2 * mixture.size, hidden, stored)
-    yield Part(mixture.layers * mixture.count, hidden, mixture.size, stored)
+    yield Part(mixture.layers * mixture.count, mixture.inner * mixture.size, width, stored)
+    yield Part(mixture.layers * mixture.count, width, mixture.size, stored)
 
 
 def expert_bytes(model: SparseConfig, settings: EngineSettings) -> int:

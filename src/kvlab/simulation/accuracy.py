@@ -224,10 +224,11 @@ def _quantile(errors: Sequence[float], share: float) -> float:
     return errors[ceil(share * (len(errors) - 1))]
 
 
-def how_sure(framework: str, device: str, *, is_sparse: bool, has_states: bool = False) -> str | None:
-    """What is known before a run, in words. None: no such deployment of the framework was measured."""
-    if has_states:
-        return "no deployment with linear attention was measured"
+def how_sure(framework: str, device: str, *, is_sparse: bool, states: str = "") -> str | None:
+    """What is known before a run, in words, of a model whose layers have such `states` if any. None: no such
+    deployment of the framework was measured."""
+    if states:
+        return f"no deployment with {states} was measured"
     known = [row for row in held_out() if (row.case.framework, row.case.is_sparse) == (framework, is_sparse)]
     if not known:
         return None

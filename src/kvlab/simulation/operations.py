@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig, TransformersConfig
 from kvlab.models.linear import Linear
+from kvlab.models.mamba import Mamba2
 from kvlab.models.sparse import Formats, Latent, SparseConfig
+from kvlab.models.states import StateLayer
 from kvlab.simulation.expert_load import FEWEST, POWER
 from kvlab.simulation.tables import INSTEAD, MeasuredTables, UnmeasuredError
 
@@ -30,6 +32,8 @@ _GDN = {
     "generation": ("causal_conv1d_update", "fused_sigmoid_gating_delta_rule_update"),
     "context": ("causal_conv1d_fn", "chunk_gated_delta_rule"),
 }
+_PLAIN, _HALF = "bfloat16", 2  # bytes
+_CHUNK = 128  # tokens that Mamba-2's kernels compute at once
 _MXFP4 = ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")  # activations in 16 bits, and in 8 as generated kernels have them
 
 
@@ -94,26 +98,31 @@ def sparse_operations(tables: MeasuredTables, model: SparseConfig, formats: Form
     hidden, layers, tensor = model.hidden_size, model.num_layers, division.tensor
     modes = tables.types.GEMMQuantMode
     mode, plain, vocabulary = modes[formats.dense], modes.bfloat16, model.vocab_size // tensor
-    dense, shared = layers - mixture.layers, mixture.shared // tensor
+    shared = mixture.shared // tensor
     projections, decode, prefill = _sparse_attention(tables, model, formats, kv)
     states: list[list[Any]] = [[], []]
-    if model.linear is not None:
-        projected, *states = _linear_attention(tables, model, model.linear, formats)
+    if model.states is not None:
+        projected, *states = _states(tables, model, model.states, formats)
         projections = [*projections, *projected]
     linear = [
         make.Embedding("embedding", 1, vocabulary, hidden, _GATHERED),
-        *(_feed_forward(make, dense, model.intermediate_size // tensor, hidden, mode) if dense else []),
+        *_feed_forward(make, model.dense_layers, model.intermediate_size // tensor, hidden, mode, mixture.inner),
         *projections,
     ]
-    norms = [make.ElementWise("norms", 2 * layers, 2 * hidden, 2 * hidden, _STREAMED)]
-    reduced = 2 * layers + 1 - (mixture.layers if division.data > 1 else 0)
+    norms = [make.ElementWise("norms", model.num_parts, 2 * hidden, 2 * hidden, _STREAMED)]
+    reduced = model.num_parts + 1 - (mixture.layers if division.data > 1 else 0)
     links = [make.CustomAllReduce("links", reduced, hidden, tensor)]
     head = [make.GEMM("head", 1, vocabulary, hidden, plain)]
     if not mixture.layers:  # all are dense
         return Operations(linear, norms, linear, links, head, decode, prefill, (), (), (), (), (), (), *states)
     router = make.GEMM("router", mixture.layers, mixture.count, hidden, plain)
-    beside = _feed_forward(make, mixture.layers, shared, hidden, mode) if shared else []
+    beside = _feed_forward(make, mixture.layers, shared, hidden, mode, mixture.inner)
     chosen = measured_experts(tables, model, formats.experts)
+    if width := mixture.width:  # each device has the whole of the projections to it and back
+        linear += [
+            make.GEMM("narrow", mixture.layers, width, hidden, plain),
+            make.GEMM("widen", mixture.layers, hidden, width, plain),
+        ]
     variances = [make.CustomAllReduce("variances", layers, VARIANCES, tensor)] if _norms_all_heads(model) else []
     loads = _loads(tables, model, formats.experts, chosen)
     if division.data > 1:
@@ -144,7 +153,7 @@ def _loads(tables: MeasuredTables, model: SparseConfig, experts: str, chosen: An
 def _exchange(tables: MeasuredTables, model: SparseConfig) -> list[Any]:
     """What groups of devices give the experts, and get of them."""
     division, mixture = model.division, model.experts
-    shape = (model.hidden_size, mixture.active, mixture.count)
+    shape = (model.expert_width, mixture.active, mixture.count)
     placed = (division.expert_tensor, division.experts, division.data)
     return [
         tables.operations.MoEDispatch("experts", mixture.layers, *shape, *placed, before, backend=tables.framework)
@@ -158,24 +167,27 @@ def measured_experts(tables: MeasuredTables, model: SparseConfig, experts: str, 
     """
     make, division, mixture = tables.operations, model.division, model.experts
     modes = tables.types.MoEQuantMode.__members__
-    shape = (model.hidden_size, mixture.size, mixture.active, mixture.count)
+    shape = (model.expert_width, mixture.size, mixture.active, mixture.count)
     load = load or (_LEVELLED if mixture.has_correction else _UNEVEN)
     names = (_MXFP4[::-1] if tables.is_generated else _MXFP4) if experts == "mxfp4" else (experts,)
     for name in names:
         if name in modes:
             placed = (division.expert_tensor, division.experts, modes[name], load, 1)
-            found = make.MoE("experts", mixture.layers, *shape, *placed)
+            found = make.MoE("experts", mixture.layers, *shape, *placed, is_gated=mixture.has_gates)
             if tables.has(found, prefill=True):
                 tables.has_kernels |= tables.is_generated and name == _MXFP4[1]
                 return found
     raise UnmeasuredError(f"experts in {experts}")
 
 
-def _feed_forward(make: Any, layers: int, inner: int, hidden: int, mode: Any) -> list[Any]:
+def _feed_forward(make: Any, layers: int, size: int, hidden: int, mode: Any, inner: int = 2) -> list[Any]:
+    """Of so many layers; `inner`: 2 with a gate, else 1."""
+    if not layers or not size:
+        return []
     return [
-        make.GEMM("gate_up", layers, 2 * inner, hidden, mode),
-        make.ElementWise("gate", layers, 2 * inner, inner, _STREAMED),
-        make.GEMM("down", layers, hidden, inner, mode, low_precision_input=True),
+        make.GEMM("gate_up", layers, inner * size, hidden, mode),
+        make.ElementWise("gate", layers, inner * size, size, _STREAMED),
+        make.GEMM("down", layers, hidden, size, mode, low_precision_input=True),
     ]
 
 
@@ -246,26 +258,62 @@ def _latent_attention(
     return projections, [absorb[0], attend, absorb[1]], [spread, attend_all]
 
 
-def _linear_attention(
-    tables: MeasuredTables, model: SparseConfig, linear: Linear, formats: Formats
+def _states(
+    tables: MeasuredTables, model: SparseConfig, states: StateLayer, formats: Formats
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Projections of all tokens, and what is left in decode and in prefill, of all layers of the kind. Raises
     UnmeasuredError.
     """
     make, modes, parts = tables.operations, tables.types.GEMMQuantMode, model.division.tensor
-    layers, hidden = model.linear_layers, model.hidden_size
-    inner, pairs = 2 * (linear.keys + linear.values) // parts, 2 * linear.value_heads // parts
+    layers, hidden = model.state_layers, model.hidden_size
+    *projected, (_, read, part) = states.matrices(hidden)
+    stored = formats._asdict()
     projections = [
-        make.GEMM("states", layers, inner, hidden, modes[formats.attention]),
-        make.GEMM("decays", layers, pairs, hidden, modes.bfloat16, below_grid_sol=True),  # too narrow: not measured
-        make.GEMM("read", layers, hidden, linear.values // parts, modes[formats.output], low_precision_input=True),
+        make.GEMM("read", layers, hidden, read // parts, modes[stored[part]], low_precision_input=True),
+        *(
+            # Those that are in 16 bits in every format are narrower than any that was measured.
+            make.GEMM("states", layers, rows // parts, hidden, modes[stored.get(of, _PLAIN)], below_grid_sol=not of)
+            for rows, _, of in projected
+        ),
     ]
+    match states:
+        case Linear():
+            return projections, *_delta_kernels(tables, layers, hidden, states, parts)
+        case Mamba2():
+            return projections, *_mamba_kernels(make, layers, states, parts)
+    raise UnmeasuredError(states.called)
+
+
+def _delta_kernels(
+    tables: MeasuredTables, layers: int, hidden: int, linear: Linear, parts: int
+) -> tuple[list[Any], list[Any]]:
+    """In decode and in prefill. Raises UnmeasuredError."""
     heads = linear.key_heads // parts, linear.key_dim, linear.value_heads // parts, linear.value_dim
+    make = tables.operations.GDNKernel
     found = {
-        phase: [make.GDNKernel(name, layers, name, phase, hidden, *heads, linear.kernel) for name in names]
+        phase: [make(name, layers, name, phase, hidden, *heads, linear.kernel) for name in names]
         for phase, names in _GDN.items()
     }
     for phase, kernels in found.items():
         if not all(tables.has(kernel, prefill=phase == "context") for kernel in kernels):
-            raise UnmeasuredError("linear attention")
-    return projections, found["generation"], found["context"]
+            raise UnmeasuredError(linear.called)
+    return found["generation"], found["context"]
+
+
+def _mamba_kernels(make: Any, layers: int, mamba: Mamba2, parts: int) -> tuple[list[Any], list[Any]]:
+    """In decode and in prefill, by what they read and write: of them the package has a prompt's convolution alone,
+    undivided and with TensorRT-LLM. In decode that is the states: the kernel of the gated delta rule, which was
+    measured and moves as much, takes as long within 20 %.
+    """
+
+    def moved(name: str, read: int, written: int) -> Any:
+        return make.ElementWise(name, layers, read // parts, written // parts, _STREAMED)
+
+    inner, shared, gate = mamba.inner, 2 * mamba.groups * mamba.state, moved("gate", 2 * mamba.inner, mamba.inner)
+    window, states = mamba.kernel * mamba.convolved, inner * mamba.state
+    held = states * mamba.state_element(_HALF) // _HALF  # as numbers of 16 bits
+    # What a chunk adds to the state is written, passed from chunk to chunk, and read with its tokens, in float32.
+    passed = 2 * 2 * states // _CHUNK
+    scan = moved("scan", 2 * (inner + shared) + passed, inner + passed)
+    decode = [moved("convolve", window, window), moved("update", held, held), gate]
+    return decode, [moved("convolve", mamba.convolved, mamba.convolved), scan, gate]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib import import_module
+from itertools import chain
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from kvlab.extras import install_command
 SMALLEST = 128  # numbers of the smallest all-reduce that was measured
 INSTEAD = "or take executor.timing=roofline"
 _PACKAGE = "aiconfigurator_core"
+_BOUND = "sol"  # the package's word for a time by bytes and operations
 _OTHER_MAKE = "b60"  # not NVIDIA's: no stand-in for what is
 _FRAMEWORKS = ("vllm", "sglang", "trtllm")
 _COMMONEST = (32, 8)  # heads of queries, and of K and V
@@ -237,23 +239,30 @@ class MeasuredTables:
     def _fused(self) -> Any:
         return self._other("trtllm")[0]
 
-    def _seconds(self, handle: Any, spec: str, batch: int, tokens: int, prefix: int, prefill: bool) -> float:
+    def _seconds(self, handle: Any, *step: Any) -> float:
+        return float(sum(part[1] for part in self._parts(handle, *step))) * 1e-3
+
+    def _parts(self, handle: Any, spec: str, batch: int, tokens: int, prefix: int, prefill: bool) -> list[Any]:
+        """Name, milliseconds, energy and source of each operation."""
         rows = batch * (tokens if prefill else 1)
         try:
-            parts = handle.evaluate_ops_json(
+            parts: list[Any] = handle.evaluate_ops_json(
                 spec, is_context=prefill, batch_size=batch, s=tokens, prefix=prefix, x=rows
             )
         except (RuntimeError, ValueError) as error:
             raise UnmeasuredError(str(error)) from error
-        return float(sum(part[1] for part in parts)) * 1e-3
+        return parts
 
     def has(self, operation: Any, *, prefill: bool) -> bool:
-        """Whether an object of `self.operations` was measured, or one like it."""
+        """Whether an object of `self.operations` was measured, or one like it: kernels of states that were not have
+        the package's bound of them instead.
+        """
+        spec = self.compile([operation])
         try:
-            self.seconds(self.compile([operation]), 1, 1, prefill=prefill)
+            parts = [self._parts(*each, 1, 1, 0, prefill) for each in ((self._handle, spec.own), *spec.others)]
         except UnmeasuredError:
             return False
-        return True
+        return all(source != _BOUND for *_, source in chain(*parts))
 
     def prefill_type(self, kv_type: str) -> str:
         """The type in which prefill computes attention over K and V of that type: the same, where heads of the

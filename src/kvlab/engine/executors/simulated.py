@@ -26,7 +26,8 @@ from kvlab.kv.tiers.base import Link, SimulatedLink
 from kvlab.kv.tiers.settings import Links
 from kvlab.kv.view import CacheView
 from kvlab.models.config import DecoderConfig, TransformersConfig
-from kvlab.models.sparse import SPARSE, SparseConfig
+from kvlab.models.sparse import SparseConfig
+from kvlab.models.sparse_reader import SPARSE
 from kvlab.planning.cache import planned_pool
 from kvlab.planning.devices import check_devices, name_of_devices, plan_on_devices
 from kvlab.planning.sparse import expert_bytes

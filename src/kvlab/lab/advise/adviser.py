@@ -223,8 +223,8 @@ class Adviser:
         if not self.config.framework.cuda_graphs:
             return "no deployments without CUDA graphs were measured; errors are taken to be those with them"
         model = decoder_config(self.config.model, simulated=True)
-        if model.has_states:
-            return "no deployments with linear attention were measured; errors are taken to be those without it"
+        if states := model.states_called:
+            return f"no deployments with {states} were measured; errors are taken to be those without it"
         is_sparse = is_mixture(model)
         if not (text := ratios(tables, is_sparse=is_sparse)):
             return f"no deployments of {tables} were measured; errors are taken to be the widest of others"

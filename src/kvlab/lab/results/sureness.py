@@ -42,7 +42,7 @@ def predicted(
 ) -> Predicted | None:
     """Of a run on replicas with these numbers, whose steps are timed by measured operations; of several groups with
     the widest of their errors. None: no request has both latencies, or no deployment of a framework was measured
-    so: none without CUDA graphs, none with linear attention.
+    so: none without CUDA graphs, none with states.
     """
     if any(_is_unlike(plan) for _, plan in groups):
         return None

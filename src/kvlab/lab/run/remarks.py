@@ -36,7 +36,7 @@ def _of_states(plan: RunPlan) -> Iterator[str]:
     config = plan.config
     if not plan.model.has_states:
         return
-    of = f"linear attention of {config.model.name}"
+    of = f"{plan.model.states_called} of {config.model.name}"
     yield (
         f"{of}: a step of a prompt holds a state for each of its blocks, where a server holds one or two; a block "
         "with a state counts as used as far as the tokens go that came since it was taken"

@@ -99,7 +99,7 @@ class Reporter:
             and any(part.plan.pool.groups for part in own.parts)
         ):
             what, name = (
-                "linear attention" if own.model.has_states else "sliding windows",
+                own.model.states_called or "sliding windows",
                 redact(config.model.name),
             )
             self.note(f"kv.partial_reuse finds whole blocks alone here: layers of {name} have {what}")

@@ -10,10 +10,11 @@ A step over T tokens of B sequences on N devices, each of which has 1/N of every
     attention   max(bytes of K and V read or written / bandwidth, 4 x heads x head_dim x pairs / arithmetic), where
                 a pair is a query and a token it attends to; over latents of rank r, with p numbers of positions,
                 2 x heads x (2 r + p) operations in decode, and in prefill those of the heads that are made of them
-    links       two all-reduces per layer: 2 (N - 1) / N x T x hidden numbers over the links, and their latency;
-                N / 2 times that where the links meet in the host; with groups that share the sequences one is
-                within a group, and the other is what hands all tokens to the experts of all, and back
-    launches    `LAUNCHES` kernels per layer
+    links       an all-reduce behind attention or a state, and one behind a feed-forward: 2 (N - 1) / N x T x hidden
+                numbers over the links, and their latency; N / 2 times that where the links meet in the host; with
+                groups that share the sequences the first is within a group, and the other is what hands all tokens
+                to the experts of all, and back
+    launches    `LAUNCHES` kernels for attention or a state, and for a feed-forward
 
 Rates are the data sheet's times an efficiency. Each sequence counts with its length, each layer with its window.
 """
@@ -40,7 +41,7 @@ from kvlab.simulation.timings.base import LINKS, Counts, Deployment, StepTiming,
 Rates = NDArray[np.float64]
 Number = TypeVar("Number", float, Rates)
 _MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}  # formats of weights, by arithmetic of their own
-LAUNCHES = 8  # two norms, QKV, rotation and cache write, attention, output, gate and up, down
+LAUNCHES = 4  # in the mean: two norms, QKV, rotation and cache write, attention, output, gate and up, down
 
 
 class StepTime(NamedTuple):
@@ -147,7 +148,7 @@ class RooflineTiming(StepTiming):
             linear=linear + len(new_tokens) * self._state_s,
             attention=max(self._attention(tokens, float(read), float(pairs))),
             links=self._links(tokens),
-            launches=model.num_layers * LAUNCHES * hardware.launch_us * 1e-6,
+            launches=model.num_parts * LAUNCHES * hardware.launch_us * 1e-6,
         )
 
     def _body_read(self, tokens: int) -> float:
@@ -170,9 +171,9 @@ class RooflineTiming(StepTiming):
     @cached_property
     def _state_s(self) -> float:
         """Seconds of reading and writing the states of a sequence."""
-        if not isinstance(self.model, SparseConfig) or (linear := self.model.linear) is None:
+        if not isinstance(self.model, SparseConfig) or (layer := self.model.states) is None:
             return 0.0
-        states = self.model.linear_layers * linear.state_bytes(1, DTYPE_BYTES[self.dtype])
+        states = self.model.state_layers * layer.state_bytes(1, DTYPE_BYTES[self.dtype])
         return 2 * states * self._read_s
 
     @cached_property
@@ -216,12 +217,13 @@ class RooflineTiming(StepTiming):
     def _links(self, tokens: int) -> float:
         if self.devices == 1:
             return 0.0
-        groups = self.model.division.data if isinstance(self.model, SparseConfig) else 1
-        if groups == 1:
-            return self._all_reduces(2 * self.model.num_layers, self.devices, tokens)
-        layers, within = self.model.num_layers, self.devices // groups
-        among = self._all_reduces(layers, within, -(-tokens // groups)) if within > 1 else 0.0
-        return among + self._all_reduces(layers, self.devices, tokens)
+        model = self.model
+        if not isinstance(model, SparseConfig) or (groups := model.division.data) == 1:
+            return self._all_reduces(model.num_parts, self.devices, tokens)
+        feed_forwards, within = model.dense_layers + model.experts.layers, self.devices // groups
+        others = model.num_parts - feed_forwards
+        among = self._all_reduces(others, within, -(-tokens // groups)) if within > 1 else 0.0
+        return among + self._all_reduces(feed_forwards, self.devices, tokens)
 
     def _all_reduces(self, times: int, devices: int, tokens: int) -> float:
         hardware = self.hardware

@@ -19,11 +19,7 @@ this module's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
-from itertools import product
-from math import hypot, log
 from operator import add
 
 import numpy as np
@@ -31,23 +27,24 @@ import numpy as np
 from kvlab.config import EngineConfig, FrameworkConfig, HardwareConfig
 from kvlab.errors import ConfigError
 from kvlab.models.config import DecoderConfig
-from kvlab.models.sparse import Division, Formats, SparseConfig, is_mixture
+from kvlab.models.mamba import Mamba2
+from kvlab.models.sparse import Formats, SparseConfig, is_mixture
 from kvlab.simulation.accuracy import how_sure
 from kvlab.simulation.expert_load import dealt, drawn
-from kvlab.simulation.operations import FEW, VARIANCES, measured_experts, operations, sparse_operations
+from kvlab.simulation.operations import FEW, VARIANCES, operations, sparse_operations
 from kvlab.simulation.tables import INSTEAD, SMALLEST, MeasuredTables, UnmeasuredError
 from kvlab.simulation.timings import TIMINGS
 from kvlab.simulation.timings.base import Counts, Deployment, StepTiming, set_kernels, set_rates
+from kvlab.simulation.unmeasured import KV_TYPES, unmeasured, unmeasured_sparse
 
 _BITS = 7
-_HEADS, _SIZES = (1, 2, 4, 8), (64, 128, 256)  # of K and V on a device, as models have them
 _OF_SPARSE = "experts are loaded by the power law of their measurements"
-#: What the tables call the types of weights, and of K and V.
+_OF_MAMBA = "states of Mamba-2 take what moving them does"
+#: What the tables call the types of weights.
 _WEIGHTS = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8_wo"}
 _WEIGHTS |= {name: name for name in ("nvfp4", "int4_wo")}
 _GROUPED = {"int4_wo_g32": "int4_wo"}  # groups of numbers that share a scale are not told apart
 _FP8 = {"dynamic": "fp8", "static": "fp8_static", "block": "fp8_block"}
-_KV = {"bfloat16": "bfloat16", "float16": "bfloat16", "int8": "int8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
 @TIMINGS.register("silicon")
@@ -71,8 +68,10 @@ class SiliconTiming(StepTiming):
         self._groups = 1  # of devices, that share the sequences
         self._tables, self._windows = tables, model.windows
         about, is_sparse = (tables.framework, tables.device), is_mixture(model)
-        sure = how_sure(*about, is_sparse=is_sparse, has_states=model.has_states)
-        self.because = "; ".join(filter(None, (_OF_SPARSE if is_sparse else None, sure))) or None
+        sure = how_sure(*about, is_sparse=is_sparse, states=model.states_called)
+        is_moved = isinstance(model, SparseConfig) and isinstance(model.states, Mamba2)
+        because = _OF_SPARSE if is_sparse else None, _OF_MAMBA if is_moved else None, sure
+        self.because = "; ".join(filter(None, because)) or None
         if isinstance(model, SparseConfig):
             found = sparse_operations(tables, model, formats or Formats(*[weights] * 4), kv)
             self._groups = model.division.data
@@ -93,14 +92,14 @@ class SiliconTiming(StepTiming):
     @classmethod
     def of(cls, deployment: Deployment) -> SiliconTiming:
         config, model, devices = deployment.config, deployment.model, deployment.devices
-        if config.executor.dtype not in _KV:
+        if config.executor.dtype not in KV_TYPES:
             known = "bfloat16 and float16"
             raise ConfigError("executor.dtype", config.executor.dtype, f"timing=silicon has {known}; {INSTEAD}")
-        if config.kv_dtypes[0] != config.kv_dtypes[1] or config.kv_dtypes[0] not in _KV:
-            known = f"K and V in one of {', '.join(_KV)}"
+        if config.kv_dtypes[0] != config.kv_dtypes[1] or config.kv_dtypes[0] not in KV_TYPES:
+            known = f"K and V in one of {', '.join(KV_TYPES)}"
             raise ConfigError("kv.dtype", config.kv_dtype, f"timing=silicon has {known}; {INSTEAD}")
         tables = MeasuredTables(deployment.hardware, config.framework, devices)
-        weights, kv = config.executor.weights_dtype, _KV[config.kv_dtypes[0]]
+        weights, kv = config.executor.weights_dtype, KV_TYPES[config.kv_dtypes[0]]
         types = _WEIGHTS | {"fp8": _FP8[config.framework.fp8_scales]}
         if isinstance(model, SparseConfig):
             return cls._of_sparse(tables, model, config, types, kv)
@@ -108,7 +107,7 @@ class SiliconTiming(StepTiming):
             beyond_us = config.framework.device_token_us / devices
             return cls(tables, model, devices, types[weights], kv, beyond_us=beyond_us)
         except UnmeasuredError:
-            raise _unmeasured(
+            raise unmeasured(
                 tables, config.model.name, model, devices, (weights, config.kv_dtypes[0]), types
             ) from None
 
@@ -124,9 +123,9 @@ class SiliconTiming(StepTiming):
         try:
             beyond_us = config.framework.device_token_us / model.division.tensor
             return cls(tables, model, model.division.devices, formats.attention, kv, formats, beyond_us)
-        except UnmeasuredError:
+        except UnmeasuredError as error:
             stored_so = formats.attention, formats.experts, kv
-            raise _unmeasured_sparse(tables, config.model.name, model, stored_so) from None
+            raise unmeasured_sparse(tables, config.model.name, model, stored_so, error) from None
 
     @property
     def description(self) -> str:
@@ -287,64 +286,3 @@ def _all_rounded(counts: Counts) -> Counts:
     shift = np.maximum(np.frexp(counts)[1] - _BITS, 0)
     rounded: Counts = (counts + (1 << shift >> 1)) >> shift << shift
     return rounded
-
-
-def _unmeasured(
-    tables: MeasuredTables,
-    name: str,
-    model: DecoderConfig,
-    devices: int,
-    stored: tuple[str, str],
-    weight_types: dict[str, str],
-) -> ConfigError:
-    """What the tables have instead of what they do not, of a model whose weights, and K and V are `stored` so."""
-    make, types, (weights, kv) = tables.operations, tables.types, stored
-
-    def has_weights(called: str) -> bool:
-        return tables.has(make.GEMM("", 1, 1024, 1024, types.GEMMQuantMode[called]), prefill=True)
-
-    def has_attention(called: str, heads: int = 8, size: int = 128) -> bool:
-        mode = types.KVCacheQuantMode[called]
-        return tables.has(make.GenerationAttention("", 1, heads, heads, mode, head_size=size), prefill=False)
-
-    def instead(known: dict[str, str], has: Callable[[str], bool]) -> str:
-        names = ", ".join(own for own, called in known.items() if has(called))
-        return f"{tables.name} was measured with {names}; {INSTEAD}"
-
-    if not has_weights(weight_types[weights]):
-        return ConfigError("executor.weights", weights, instead(weight_types, has_weights))
-    if not has_attention(_KV[kv]):
-        return ConfigError("kv.dtype", kv, instead(_KV, has_attention))
-    heads, size = max(1, model.num_kv_heads // devices), model.head_dim
-    shapes = [shape for shape in product(_HEADS, _SIZES) if has_attention(_KV[kv], *shape)]
-    near, near_size = min(shapes, key=lambda shape: hypot(log(shape[0] / heads), log(shape[1] / size)))
-    text = f"{tables.name} was measured with {near} KV heads of {near_size} numbers on a device, and not with "
-    return ConfigError("model", name, f"{text}{heads} of {size}; {INSTEAD}")
-
-
-def _unmeasured_sparse(
-    tables: MeasuredTables, name: str, model: SparseConfig, stored: tuple[str, str, str]
-) -> ConfigError:
-    """The same of a mixture of experts, whose matrices, experts, and K and V are `stored` so."""
-    division, (weights, experts, kv) = model.division, stored
-
-    def is_measured(division: Division) -> bool:
-        try:
-            measured_experts(tables, replace(model, division=division), experts)
-        except UnmeasuredError:
-            return False
-        return True
-
-    if is_measured(division):
-        text = f"{tables.name} was not measured with its attention in {weights} with K and V in {kv}"
-        return ConfigError(
-            "model", name, f"{text}, {model.num_heads // division.tensor} heads on a device; {INSTEAD}"
-        )
-    counts = [count for count in (1 << power for power in range(10)) if division.devices % count == 0]
-    others = [count for count in counts if is_measured(division._replace(experts=count))]
-    text = f"{tables.name} was not measured with experts of {name} in {experts}"
-    if not others:
-        return ConfigError("model", name, f"{text} on {division.devices} devices; {INSTEAD}")
-    known = " or ".join(map(str, others))
-    text = f"{text} that are divided so; with executor.tensor_parallel={division.tensor} it was with {known}"
-    return ConfigError("executor.expert_parallel", division.experts, f"{text}; {INSTEAD}")
