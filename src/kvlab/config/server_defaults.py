@@ -11,8 +11,8 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300")  # of data centres
 _GB10 = "gb10"  # whose memory is that of a large device, and whose arithmetic is not
 
 
-_WRITES_STATES = (0, 33)  # vLLM's version since which FlashInfer's kernels write states in the middle of a step,
-_FLASHINFER_GDN = ("h100", "h200", "h20_", *_BLACKWELL, _GB10, "rtx_50", "rtx_pro_6000")  # and where they run
+_WRITES_STATES = {True: (0, 33), False: (0, 32)}  # vLLM's version since which FlashInfer's kernels, and its own, do
+_FLASHINFER_GDN = ("h100", "h200", "h20_", *_BLACKWELL, _GB10, "rtx_50", "rtx_pro_6000")  # where the former run
 
 
 class ServerDefaults(NamedTuple):
@@ -85,7 +85,7 @@ def keeps_states_within_steps(run: Any, *, flashinfer: bool) -> bool:
         return False
     version = version_key(simulated_version(str(framework.name), framework.version))
     has_kernel = not flashinfer or str(hardware.name).startswith(_FLASHINFER_GDN)
-    return version >= _WRITES_STATES and has_kernel
+    return version >= _WRITES_STATES[flashinfer] and has_kernel
 
 
 def state_multiple(run: Any, *, flashinfer: bool) -> int:
