@@ -62,16 +62,9 @@ def rms_norm(
     out = x.new_empty(x.shape)
     if not x.numel():
         return out
-    cols = triton.next_power_of_2(width)
+    cols, strides = triton.next_power_of_2(width), (x.stride(0), x.stride(1) if x.dim() == 3 else 0)
     _rms_norm[(x.numel() // width,)](
-        x,
-        weight,
-        residual,
-        out,
-        eps,
-        x.stride(0),
-        x.stride(1) if x.dim() == 3 else 0,
-        0 if residual is None else residual.stride(0),
+        *(x, weight, residual, out, eps, *strides, 0 if residual is None else residual.stride(0)),
         INNER=inner,
         WIDTH=width,
         COLS=cols,

@@ -93,17 +93,7 @@ def rotate_in_place(
     if count == 0:
         return
     _rotary[(count,)](
-        q,
-        k,
-        cos,
-        sin,
-        rows,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        cos.stride(0),
-        sin.stride(0),
+        *(q, k, cos, sin, rows, *q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0)),
         Q_HEADS=heads,
         K_HEADS=kv_heads,
         HALF=head_dim // 2,

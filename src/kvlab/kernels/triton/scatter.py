@@ -65,17 +65,8 @@ def scatter_kv(
     cols = triton.next_power_of_2(head_dim)
     tokens = min(max(1, _NUMBERS // cols), triton.next_power_of_2(count))
     _scatter[(triton.cdiv(count, tokens), kv_heads)](
-        k,
-        v,
-        keys,
-        values,
-        slot_mapping,
-        count,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        *keys.stride()[:3],
+        *(k, v, keys, values, slot_mapping, count),
+        *(*k.stride()[:2], *v.stride()[:2], *keys.stride()[:3]),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=keys.shape[2],
         TOKENS=tokens,
