@@ -70,8 +70,7 @@ def check_key(key: str, value: str) -> None:
         return
     if key in sections:
         if "." in key and not value.startswith(("{", "$", "[")):
-            inner = ", ".join(name for name in settings if name.startswith(f"{key}."))
-            text = f"has settings of its own: {inner}"
+            text = "has settings of its own: " + ", ".join(name for name in settings if name.startswith(f"{key}."))
             if key in _LENGTHS:
                 text = f"must be a whole number of tokens from 1 on, as {key}=2000; or it {text}"
             raise ConfigError(key, redacted(key, value), text)

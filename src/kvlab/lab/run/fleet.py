@@ -122,5 +122,4 @@ def _shares_prefixes(plan: EnginePlan) -> bool:
 
 def _store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
     """Blocks that `fleet.store` holds."""
-    size = parse_bytes(fleet.store or "0B", key="fleet.store")
-    return size // (plan.pool.block_size * plan.pool.bytes_per_slot)
+    return parse_bytes(fleet.store or "0B", key="fleet.store") // (plan.pool.block_size * plan.pool.bytes_per_slot)
