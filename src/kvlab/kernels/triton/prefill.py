@@ -21,35 +21,12 @@ _TILE_BYTES = 8 * 1024
 
 @triton.jit(do_not_specialize=["table_stride", "sequences"])
 def _prefill(
-    q,
-    keys,
-    values,
-    block_tables,
-    seq_lens,
-    query_start,
-    out,
-    scale,
-    cap,
-    window,
-    table_stride,
-    sequences,
-    q_stride,
-    q_head_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    out_stride,
-    out_head_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    LEAST: tl.constexpr,
-):
+    q, keys, values, block_tables, seq_lens, query_start, out,
+    scale, cap, window, table_stride, sequences,
+    q_stride, q_head_stride, block_stride, head_stride, slot_stride, out_stride, out_head_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr, SEQUENCES: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
     """One (tile of queries, KV head): rows are QUERIES tokens times the GROUP query heads of the KV head.
 
     Sequence i begins at tile `query_start[i] // QUERIES + i`. That leaves room for the tiles of each, of which the
@@ -93,18 +70,9 @@ def _prefill(
     for first in range(start, stop, TILE):
         tokens = first + tl.arange(0, TILE)
         k, v = load_keys_and_values(
-            keys + kv_head.to(tl.int64) * head_stride,
-            values + kv_head.to(tl.int64) * head_stride,
-            blocks,
-            first,
-            stop,
-            block_stride,
-            slot_stride,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            COLS,
-            TILE,
-        )
+            keys + kv_head.to(tl.int64) * head_stride, values + kv_head.to(tl.int64) * head_stride,
+            blocks, first, stop, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, COLS, TILE,
+        )  # fmt: skip
         blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
         ahead = position[:, None] - tokens[None, :]
         visible = ahead >= 0

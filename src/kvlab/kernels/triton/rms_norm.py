@@ -10,19 +10,9 @@ _WIDEST = 65536
 
 @triton.jit
 def _rms_norm(
-    x,
-    weight,
-    residual,
-    out,
-    eps,
-    x_stride,
-    x_inner_stride,
-    residual_stride,
-    INNER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLS: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    x, weight, residual, out, eps, x_stride, x_inner_stride, residual_stride,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """One row: row r of x is at (r // INNER, r % INNER)."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, COLS)

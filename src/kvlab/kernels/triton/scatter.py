@@ -10,24 +10,10 @@ _NUMBERS = 2048
 
 @triton.jit(do_not_specialize=["count"])
 def _scatter(
-    k,
-    v,
-    keys,
-    values,
-    slot_mapping,
-    count,
-    k_stride,
-    k_head_stride,
-    v_stride,
-    v_head_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    k, v, keys, values, slot_mapping, count,
+    k_stride, k_head_stride, v_stride, v_head_stride, block_stride, head_stride, slot_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """One (tile of tokens, KV head)."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
