@@ -3,7 +3,6 @@
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import takewhile
 from typing import Protocol, Self, overload
 
 import numpy as np
@@ -237,4 +236,7 @@ class HeldPrefixes(PrefixView):
 
 def _leading(keys: Sequence[Key], held: Container[Key]) -> int:
     """How many keys from the first on are held."""
-    return sum(1 for _ in takewhile(held.__contains__, keys))
+    for place, key in enumerate(keys):
+        if key not in held:
+            return place
+    return len(keys)
