@@ -27,19 +27,9 @@ wait_briefly()
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttentionConfig",
-    "Engine",
-    "EngineConfig",
-    "ExecutorConfig",
-    "FinishReason",
-    "KVConfig",
-    "KvlabError",
-    "ModelConfig",
-    "Request",
-    "SamplingParams",
-    "SchedulerConfig",
-    "StepOutput",
-]
+    "AttentionConfig", "Engine", "EngineConfig", "ExecutorConfig", "FinishReason", "KVConfig", "KvlabError",
+    "ModelConfig", "Request", "SamplingParams", "SchedulerConfig", "StepOutput",
+]  # fmt: skip
 
 #: Where they are; what takes longer to import comes later.
 _HOMES = ("kvlab.errors", "kvlab.core", "kvlab.config", "kvlab.engine.service")

@@ -145,9 +145,7 @@ class SamplingError(KvlabError, ArithmeticError):
     """
 
     def __init__(
-        self,
-        request_ids: Sequence[str],
-        reason: str = "the logits are not finite, or every token is masked",
+        self, request_ids: Sequence[str], reason: str = "the logits are not finite, or every token is masked"
     ) -> None:
         super().__init__(f"no token can be sampled for {', '.join(map(repr, request_ids))}: {reason}")
         self.request_ids = tuple(request_ids)

@@ -18,40 +18,27 @@ from kvlab.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
-#: The module and the name of the registry behind each setting.
-_HOMES = {
-    "kv.backend": "kvlab.kv.pools:POOLS",
-    "kv.eviction": "kvlab.kv.eviction:EVICTION_POLICIES",
-    "scheduler.policy": "kvlab.engine.scheduler:POLICIES",
-    "scheduler.order": "kvlab.engine.scheduler.orders:ORDERS",
-    "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:VICTIMS",
-    "scheduler.speculation.method": "kvlab.engine.speculation:PROPOSERS",
-    "attention.backend": "kvlab.attention.backends:ATTENTION_BACKENDS",
-    "engine.kind": "kvlab.peers.engines:ENGINES",
-    "executor.kind": "kvlab.engine.executors:EXECUTORS",
-    "executor.timing": "kvlab.simulation.timings:TIMINGS",
-    "fleet.router": "kvlab.fleet.routers:ROUTERS",
-    "workload.source": "kvlab.workloads.sources:WORKLOAD_SOURCES",
-}
-
-#: What a plugin's implementation has to be: a subclass of this class, or a function like this one.
-_CONTRACTS = {
-    "kv.eviction": "kvlab.kv.eviction:EvictionPolicy",
-    "scheduler.policy": "kvlab.engine.scheduler:Scheduler",
-    "scheduler.order": "kvlab.engine.scheduler.orders:Order",
-    "scheduler.preemption.victim": "kvlab.engine.scheduler.victims:last_admitted",
-    "scheduler.speculation.method": "kvlab.engine.speculation:Proposer",
-    "attention.backend": "kvlab.attention.base:AttentionBackend",
-    "engine.kind": "kvlab.peers.engines:EngineKind",
-    "executor.kind": "kvlab.engine.executors:ExecutorKind",
-    "executor.timing": "kvlab.simulation.timings:Timing",
-    "fleet.router": "kvlab.fleet.routers:Router",
-    "format": "kvlab.workloads.importers:Importer",
-    "workload.source": "kvlab.workloads.sources.synthetic:synthesize",
+#: Behind each setting the registry; and what a plugin's implementation has to be: a subclass of this class, or a
+#: function like this one. As module and name, both in `kvlab`.
+_KINDS: dict[str, tuple[str, str]] = {
+    "kv.backend": ("kv.pools:POOLS", ""),
+    "kv.eviction": ("kv.eviction:EVICTION_POLICIES", "kv.eviction:EvictionPolicy"),
+    "scheduler.policy": ("engine.scheduler:POLICIES", "engine.scheduler:Scheduler"),
+    "scheduler.order": ("engine.scheduler.orders:ORDERS", "engine.scheduler.orders:Order"),
+    "scheduler.preemption.victim": ("engine.scheduler.victims:VICTIMS", "engine.scheduler.victims:last_admitted"),
+    "scheduler.speculation.method": ("engine.speculation:PROPOSERS", "engine.speculation:Proposer"),
+    "attention.backend": ("attention.backends:ATTENTION_BACKENDS", "attention.base:AttentionBackend"),
+    "engine.kind": ("peers.engines:ENGINES", "peers.engines:EngineKind"),
+    "executor.kind": ("engine.executors:EXECUTORS", "engine.executors:ExecutorKind"),
+    "executor.timing": ("simulation.timings:TIMINGS", "simulation.timings:Timing"),
+    "fleet.router": ("fleet.routers:ROUTERS", "fleet.routers:Router"),
+    "workload.source": ("workloads.sources:WORKLOAD_SOURCES", "workloads.sources.synthetic:synthesize"),
+    "format": ("", "workloads.importers:Importer"),  # of an import, which is no setting of a run
 }
 
 #: Every setting that takes a name from a registry.
-KEYS = tuple(_HOMES)
+KEYS = tuple(key for key, (home, _) in _KINDS.items() if home)
+_CONTRACTS = {key: contract for key, (_, contract) in _KINDS.items() if contract}
 
 
 class Registry(Generic[T]):
@@ -130,11 +117,11 @@ def _where(implementation: object) -> str:
 
 def registry(key: str) -> Registry[Any]:
     """The registry behind a setting such as `scheduler.order`."""
-    found: Registry[Any] = _found(_HOMES[key])
+    found: Registry[Any] = _found(_KINDS[key][0])
     return found
 
 
 def _found(where: str) -> Any:
     """What `module:name` names."""
     module, _, name = where.partition(":")
-    return getattr(import_module(module), name)
+    return getattr(import_module(f"kvlab.{module}"), name)

@@ -15,8 +15,7 @@ def attention_backends(*, kernels: bool = True, prefer: Sequence[str] = ()) -> B
     those that PyTorch computes.
     """
     known = {name: ATTENTION_BACKENDS.get(name) for name in ATTENTION_BACKENDS.names()}
-    others = sorted(known, key=lambda name: -known[name].preference)
-    ordered = dict.fromkeys([*prefer, *others])
+    ordered = dict.fromkeys([*prefer, *sorted(known, key=lambda name: -known[name].preference)])
     return {name: known[name] for name in ordered if kernels or not known[name].is_kernel}
 
 

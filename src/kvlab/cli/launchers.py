@@ -58,8 +58,7 @@ def launched(
             hydra_context=context, task_function=task_of_job, config=config
         )
         try:
-            ended = launcher.launch([[] for _ in tasks], initial_job_idx=0)
-            results = [job.return_value for job in ended]
+            results = [job.return_value for job in launcher.launch([[] for _ in tasks], initial_job_idx=0)]
         except KvlabError:
             raise
         except Exception as error:  # a worker that was killed, a queue that is gone

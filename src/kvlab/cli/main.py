@@ -35,20 +35,12 @@ def module_of(command: str) -> str:
 
 def help_page() -> str:
     """Every command with its purpose and an example."""
-    lines = [
-        "kvlab: a laboratory for KV-cache memory in LLM serving",
-        "",
-        "usage: kvlab COMMAND [SETTING=VALUE ...]",
-        "",
-    ]
+    lines = ["kvlab: a laboratory for KV-cache memory in LLM serving", ""]
+    lines += ["usage: kvlab COMMAND [SETTING=VALUE ...]", ""]
     for name, command in COMMANDS.items():
         lines += [f"  {name:<14}{command.purpose}", f"  {'':<14}  kvlab {name} {command.example}"]
-    lines += [
-        "",
-        "kvlab COMMAND --help lists its settings. Results and the tracking store go to the working directory.",
-        'Completion in bash: eval "$(kvlab run -sc install=bash)"',
-    ]
-    return "\n".join(lines)
+    last = "kvlab COMMAND --help lists its settings. Results and the tracking store go to the working directory."
+    return "\n".join([*lines, "", last, 'Completion in bash: eval "$(kvlab run -sc install=bash)"'])
 
 
 def main() -> None:

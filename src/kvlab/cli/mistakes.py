@@ -48,9 +48,8 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
     chain = [error]
     while (cause := chain[-1].__cause__ or _resolving(chain[-1])) is not None:
         chain.append(cause)
-    for raised in chain:
-        if isinstance(raised, KvlabError):
-            return raised
+    if (own := next((raised for raised in chain if isinstance(raised, KvlabError)), None)) is not None:
+        return own
     modules = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     if next((name for name in reversed(modules) if name in ("kvlab", *_PARSERS)), "kvlab") == "kvlab":
         return None
@@ -60,35 +59,44 @@ def mistake(error: BaseException, overrides: Sequence[str]) -> KvlabError | None
         return ConfigError("hydra.run.dir", error.filename, refusal(error))
     texts = [" ".join(_NOT_SAID.sub("", str(raised)).split()) for raised in chain]
     reason = "; ".join(text for text in dict.fromkeys(texts) if text and "$VALUE" not in text)
-    keys = {str(getattr(raised, "full_key", "") or "") for raised in chain} - {""}
-    written = getattr(error, "override", None)  # of one that cannot be parsed
     if choice := re.search(r"Could not find '(.+)' Available options in '(.+)': (.+)", reason):
         return _unknown_choice(choice[2], choice[1].removeprefix(f"{choice[2]}/"), choice[3].split())
+    keys = {str(getattr(raised, "full_key", "") or "") for raised in chain} - {""}
+    written = getattr(error, "override", None)  # of one that cannot be parsed
     name, value = _guilty([written] if written is not None else overrides, keys, f"{error} {reason}")
     if not reason or "OverrideParse" in type(error).__name__:
-        reason = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
-        reason += "other characters than letters and digits, as \"run_name='a, b'\""
-    elif "list index out of range" in reason:
-        reason = "is of no group that is written before it; the first is 0"
-    elif name == "fleet.groups" and ("Dict[str, Any]" in reason or re.fullmatch(r"\w+", value)):
-        reason = "must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'"
-    elif "Ambiguous value" in reason and ("[" in value or get_origin(kind_of(name)) is not list):
-        reason = f"{SEVERAL}; sweep over them with kvlab run -m"
-        reason += f", or write one text, as \"{name}='...'\"" if kind_of(name) is str else ""
-    elif "is not a ListConfig" in reason or "with ListConfig" in reason or "Ambiguous value" in reason:
-        reason = f"must be a list, as '{name}=[{redacted(name, value)}]'"
-    elif "is not Optional" in reason:
-        reason = "must have a value; leave it out for its default"
-        if get_origin(kind_of(name)) is list:
-            reason = "must be a list; [] is one of nothing"
-    elif wrong := re.search(r"could not be converted to (Integer|Float)|is not a valid (bool)", reason):
-        kind = {"Integer": "a whole number", "Float": "a number"}.get(wrong[1], "true or false")
-        inner = re.search(r"Value '(.*?)'.*full_key: (\S+)", str(error), re.DOTALL)
+        text = f"cannot be read{f' ({reason})' if reason else ''}: write key=value, and quotes around a value of "
+        text += "other characters than letters and digits, as \"run_name='a, b'\""
+    else:
+        text = _in_plain_words(reason, name, value, str(error))
+    return ConfigError(name, redacted(name, value), shown(redact(text), most=600))
+
+
+def _in_plain_words(reason: str, name: str, value: str, error: str) -> str:
+    """What Hydra or OmegaConf gives as `reason` against a setting, in words of this command line."""
+    kind = kind_of(name)
+    if "list index out of range" in reason:
+        return "is of no group that is written before it; the first is 0"
+    if name == "fleet.groups" and ("Dict[str, Any]" in reason or re.fullmatch(r"\w+", value)):
+        return "must be a list of groups, as 'fleet.groups=[{count:2,hardware:l40s}]'"
+    if "Ambiguous value" in reason and ("[" in value or get_origin(kind) is not list):
+        text = f", or write one text, as \"{name}='...'\"" if kind is str else ""
+        return f"{SEVERAL}; sweep over them with kvlab run -m{text}"
+    if any(text in reason for text in ("is not a ListConfig", "with ListConfig", "Ambiguous value")):
+        return f"must be a list, as '{name}=[{redacted(name, value)}]'"
+    if "is not Optional" in reason:
+        is_list = get_origin(kind) is list
+        return (
+            "must be a list; [] is one of nothing" if is_list else "must have a value; leave it out for its default"
+        )
+    if wrong := re.search(r"could not be converted to (Integer|Float)|is not a valid (bool)", reason):
+        needed = {"Integer": "a whole number", "Float": "a number"}.get(wrong[1], "true or false")
+        inner = re.search(r"Value '(.*?)'.*full_key: (\S+)", error, re.DOTALL)
         is_of_file = inner is not None and name != inner[2] and name in inner[2].split(".")
-        reason = f"{inner[2]}={inner[1]} there must be {kind}" if inner and is_of_file else f"must be {kind}"
-    elif f"Could not override '{name}'" in reason and name.startswith(_OPEN):
-        reason += f"; to add it, write +{name}=..."
-    return ConfigError(name, redacted(name, value), shown(redact(reason), most=600))
+        return f"{inner[2]}={inner[1]} there must be {needed}" if inner and is_of_file else f"must be {needed}"
+    if f"Could not override '{name}'" in reason and name.startswith(_OPEN):
+        return f"{reason}; to add it, write +{name}=..."
+    return reason
 
 
 def _unknown_choice(group: str, name: str, known: list[str]) -> ConfigError:

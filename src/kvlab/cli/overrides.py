@@ -70,35 +70,37 @@ def check_key(key: str, value: str) -> None:
         return
     if key in sections:
         if "." in key and not value.startswith(("{", "$", "[")):
-            inner = ", ".join(name for name in settings if name.startswith(f"{key}."))
-            text = f"has settings of its own: {inner}"
+            text = "has settings of its own: " + ", ".join(name for name in settings if name.startswith(f"{key}."))
             if key in _LENGTHS:
                 text = f"must be a whole number of tokens from 1 on, as {key}=2000; or it {text}"
             raise ConfigError(key, redacted(key, value), text)
         return
-    last = key.rpartition(".")[2]
     if key in _OF_COMMANDS:
-        raise ConfigError(key, redacted(key, value), f"unknown to this command; it {_OF_COMMANDS[key]}")
-    if last in _PIPELINES:
+        text = f"unknown to this command; it {_OF_COMMANDS[key]}"
+    elif key.rpartition(".")[2] in _PIPELINES:
         text = "unknown: layers are not divided into stages; a model is divided by executor.tensor_parallel"
-        raise ConfigError(key, redacted(key, value), text)
-    near = [aliases()[last]] if last in aliases() else []
-    near += [name for name in settings if name.rpartition(".")[2] == last]
-    if not near and len(last) > 3:
-        longer = [name for name in (*settings, *sections) if name.rpartition(".")[2].startswith(f"{last}_")]
-        group = key.rpartition(".")[0]
-        near += [name for name in longer if name.rpartition(".")[0] == group] or longer[:2]
-    own = OWN_KEYS.get()
-    near += get_close_matches(key, own, n=1, cutoff=0.75) if not near else []
-    near += get_close_matches(key, [*settings, *sections], n=1) if not near else []
-    if not near:
-        leaves = {name.rpartition(".")[2]: name for name in settings}
-        near = [leaves[leaf] for leaf in get_close_matches(last, leaves, n=1)]
-    if near:
+    elif near := _near(key):
         text = f"unknown; did you mean {' or '.join(dict.fromkeys(near))}?"
     else:
         group = key.partition(".")[0]
         known = [name for name in settings if name.startswith(f"{group}.")] if "." in key else []
-        known = known or [name.partition(".")[0] for name in (*own, *settings)]
+        known = known or [name.partition(".")[0] for name in (*OWN_KEYS.get(), *settings)]
         text = f"unknown; known: {', '.join(dict.fromkeys(known))}"
     raise ConfigError(key, redacted(key, value), text)
+
+
+def _near(key: str) -> list[str]:
+    """Settings that an unknown key may have meant: what others call so, what ends so, what is spelled nearly so."""
+    settings, sections, _ = known_keys()
+    group, _, last = key.rpartition(".")
+    near = [aliases()[last]] if last in aliases() else []
+    near += [name for name in settings if name.rpartition(".")[2] == last]
+    if not near and len(last) > 3:
+        longer = [name for name in (*settings, *sections) if name.rpartition(".")[2].startswith(f"{last}_")]
+        near = [name for name in longer if name.rpartition(".")[0] == group] or longer[:2]
+    near = near or get_close_matches(key, OWN_KEYS.get(), n=1, cutoff=0.75)
+    near = near or get_close_matches(key, [*settings, *sections], n=1)
+    if not near:
+        leaves = {name.rpartition(".")[2]: name for name in settings}
+        near = [leaves[leaf] for leaf in get_close_matches(last, leaves, n=1)]
+    return near

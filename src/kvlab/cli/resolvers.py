@@ -76,8 +76,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
         kinds |= dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)
         return getattr(kinds.get(name, SchedulerConfig), name)
     if name == "max_seq_len":
-        positions = number_of(model.path, model.architecture, "max_position_embeddings")
-        return positions or ModelConfig.max_seq_len
+        return number_of(model.path, model.architecture, "max_position_embeddings") or ModelConfig.max_seq_len
     if name in ("memory_utilization", "block_size"):
         latent = number_of(model.path, model.architecture, "kv_lora_rank") is not None
         tokens, sequences = int(scheduler.max_batched_tokens), int(scheduler.max_batch_size)

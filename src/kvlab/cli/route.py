@@ -89,8 +89,7 @@ def main(settings: RouteCommandSettings) -> int:
         if differing:
             print(f"the first that does not is in line {differing[0]} of {settings.replay}")
         return 1 if differing else 0
-    given = {own.name: getattr(settings, own.name) for own in fields(RouteSettings)}
-    proxy = Proxy(RouteSettings(**given))
+    proxy = Proxy(RouteSettings(**{own.name: getattr(settings, own.name) for own in fields(RouteSettings)}))
     listening = listening_at(settings.server.host, settings.server.port, "server.port")
     asyncio.run(proxy.start())
     where, count = address(*listening.getsockname()[:2]), len(proxy.upstreams)

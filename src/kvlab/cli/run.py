@@ -3,14 +3,17 @@
 Hydra composes the configuration and calls `job` for each run.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -23,11 +26,15 @@ from kvlab.cli.overrides import written_out
 from kvlab.cli.settings import fail, warn_of_repeats
 from kvlab.config import RunConfig
 from kvlab.errors import ConfigError, KvlabError
-from kvlab.lab.campaigns.sweep.plan import read_plan
+from kvlab.lab.campaigns.sweep.plan import Job, read_plan
+from kvlab.lab.settings import Composition
 from kvlab.paths import CONF
 from kvlab.plugins import FULL_ERROR, SET_HERE, asks_for_traceback, told
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redacted_output
+
+if TYPE_CHECKING:
+    from kvlab.lab.run.reporter import RunResult
 
 _said: dict[str, set[str]] = {}  # by runs of a sweep in this process, by its directory
 
@@ -40,75 +47,76 @@ def job(cfg: DictConfig) -> dict[str, Any] | None:
 
 
 def _run(cfg: DictConfig) -> dict[str, Any] | None:
-    hydra_config = HydraConfig.get()
-    directory = Path(hydra_config.runtime.output_dir)
-    point = None  # of a sweep
-    if hydra_config.mode is RunMode.MULTIRUN:
-        if (sweeper := hydra_config.runtime.choices["hydra/sweeper"]) != "kvlab":
+    settings = HydraConfig.get()
+    directory, sweep, point = Path(settings.runtime.output_dir), None, None
+    if settings.mode is RunMode.MULTIRUN:
+        if (sweeper := settings.runtime.choices["hydra/sweeper"]) != "kvlab":
             fail(f"hydra/sweeper={sweeper}: a sweep needs kvlab's own; leave it out, or search with kvlab tune")
-        directory = directory / str(hydra_config.job.num)
-        plan = read_plan(Path(hydra_config.sweep.dir))
-        point = plan.job(directory.name)
+        directory = directory / str(settings.job.num)
+        sweep = read_plan(Path(settings.sweep.dir))
+        point = sweep.job(directory.name)
         if not point.in_sweep_process:
-            _end_with_sweep(plan.process)
+            _end_with_sweep(sweep.process)
     try:
-        made = composition(cfg, group_choices(hydra_config.runtime.choices))
-        config = made.config
-        if config.resume and point is None and _was_done(config):
-            return None
-        # Imported this late so that --help and a mistyped option answer at once.
-        from kvlab.lab.terminal import Terminal
-
-        if config.dry_run:
-            from kvlab.lab.run.dry_run import dry_run
-
-            dry_run(config, directory, Terminal())
-            return None
-        if point is None and (directory / SUMMARY).exists():
-            raise ConfigError(
-                "hydra.run.dir", directory, "holds a run; name another directory, or move that one away"
-            )
-        beside = None
-        if point is None and config.tracking.backend != "off" and "mlflow" not in sys.modules:
-            from kvlab.lab.tracking.beside import TrackingProcess
-
-            beside = TrackingProcess(config.tracking)  # which imports MLflow while this process imports the rest
-        from kvlab.lab.run.execute import RunContext, execute
-
-        context = RunContext(
-            made,
-            directory,
-            Terminal(),
-            point.name if point else made.name_after(hydra_config.overrides.task),
-            in_sweep=point is not None,
-            parent_run_id=point.parent_run_id if point else None,
-            heading=point.heading if point else None,
-            beside=beside,
-            said=_said.setdefault(hydra_config.sweep.dir, set()) if point else set(),
-        )
-        result = execute(context)
+        made = composition(cfg, group_choices(settings.runtime.choices))
+        result = _executed(made, directory, point, settings)
     except Exception as error:
         if point is not None:
             from kvlab.lab.campaigns.sweep.sweep import record_failure
 
             return record_failure(directory, point.name, error)
         if isinstance(error, KvlabError):
-            if not any("hydra.run.dir" in word for word in hydra_config.overrides.hydra):
+            if not any("hydra.run.dir" in word for word in settings.overrides.hydra):
                 with suppress(OSError):
                     directory.rmdir()  # Hydra's own and empty: a report on all runs would stumble over it
             fail(str(error))
         if not asks_for_traceback() and (text := told(error)):
             fail(text)
         raise
-    if point is not None:
+    if result is None:
+        return None
+    if sweep is not None and point is not None:
         if not point.in_sweep_process:
-            _end_with_sweep(plan.process)  # a first signal stopped the run alone
+            _end_with_sweep(sweep.process)  # a first signal stopped the run alone
         elif result.status == "interrupted":
             raise KeyboardInterrupt  # it was meant for the sweep
         return {**dataclasses.asdict(result), "choices": made.choices}
     if result.status != "finished" or result.tracking_error or result.unwritten:
         sys.exit(130 if result.status == "interrupted" else 1)
     return None
+
+
+def _executed(made: Composition, directory: Path, point: Job | None, settings: HydraConf) -> RunResult | None:
+    """The run, alone or as this point of a sweep; None where none was made: it was done before, or is a dry one."""
+    config = made.config
+    if config.resume and point is None and _was_done(config):
+        return None
+    # Imported this late so that --help and a mistyped option answer at once.
+    from kvlab.lab.terminal import Terminal
+
+    if config.dry_run:
+        from kvlab.lab.run.dry_run import dry_run
+
+        dry_run(config, directory, Terminal())
+        return None
+    if point is None and (directory / SUMMARY).exists():
+        text = "holds a run; name another directory, or move that one away"
+        raise ConfigError("hydra.run.dir", directory, text)
+    beside = None
+    if point is None and config.tracking.backend != "off" and "mlflow" not in sys.modules:
+        from kvlab.lab.tracking.beside import TrackingProcess
+
+        beside = TrackingProcess(config.tracking)  # which imports MLflow while this process imports the rest
+    from kvlab.lab.run.execute import RunContext, execute
+
+    name = made.name_after(settings.overrides.task) if point is None else point.name
+    context = RunContext(made, directory, Terminal(), name, beside=beside)
+    if point is not None:
+        said, parent = _said.setdefault(settings.sweep.dir, set()), point.parent_run_id
+        context = dataclasses.replace(
+            context, in_sweep=True, parent_run_id=parent, heading=point.heading, said=said
+        )
+    return execute(context)
 
 
 def _end_with_sweep(process: str) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kvlab.lab.watch.view import ServerPool, Verdict
 
 
+_FIGURES = ("batches", "before", "stored", "removed", "cleared", "restarts", "unknown", "gaps", "missed", "peak")
+
+
 @dataclass
 class WatchSettings:
     """What is watched."""
@@ -140,22 +143,7 @@ def main(settings: WatchSettings) -> int:
     blocks = metrics.blocks if metrics is not None and metrics.blocks else pool.peak
     curves = _curves(settings, pool, blocks) if settings.trace and blocks else None
     if settings.json:
-        figures: dict[str, Any] = {
-            name: getattr(pool, name)
-            for name in (
-                "batches",
-                "before",
-                "stored",
-                "removed",
-                "cleared",
-                "restarts",
-                "unknown",
-                "gaps",
-                "missed",
-                "peak",
-                "again_s",
-            )
-        }
+        figures: dict[str, Any] = {name: getattr(pool, name) for name in (*_FIGURES, "again_s")}
         figures |= {"blocks": len(pool.now), "verdict": verdict and asdict(verdict)}
         print(json.dumps(figures | {"replay": curves and curves.as_dict()}, indent=2))
         return 0

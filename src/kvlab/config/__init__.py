@@ -21,25 +21,8 @@ from kvlab.config.values import format_bytes, parse_bytes
 from kvlab.config.workload import LengthConfig, WorkloadConfig
 
 __all__ = [
-    "AttentionConfig",
-    "DebugConfig",
-    "EngineChoiceConfig",
-    "EngineConfig",
-    "ExecutorConfig",
-    "FaultsConfig",
-    "FleetConfig",
-    "FrameworkConfig",
-    "HardwareConfig",
-    "KVConfig",
-    "LengthConfig",
-    "ModelConfig",
-    "PreemptionConfig",
-    "RunConfig",
-    "SchedulerConfig",
-    "SloConfig",
-    "SpeculationConfig",
-    "TrackingConfig",
-    "WorkloadConfig",
-    "format_bytes",
-    "parse_bytes",
-]
+    "AttentionConfig", "DebugConfig", "EngineChoiceConfig", "EngineConfig", "ExecutorConfig", "FaultsConfig",
+    "FleetConfig", "FrameworkConfig", "HardwareConfig", "KVConfig", "LengthConfig", "ModelConfig",
+    "PreemptionConfig", "RunConfig", "SchedulerConfig", "SloConfig", "SpeculationConfig", "TrackingConfig",
+    "WorkloadConfig", "format_bytes", "parse_bytes",
+]  # fmt: skip

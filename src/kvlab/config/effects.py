@@ -133,193 +133,107 @@ CONDITIONS = (
     *_each("engine", "url model api_key extensions max_in_flight metrics_s", _asks_server, "engine=openai"),
     *_each("engine", "python start_timeout_s", _is_process, "engines in a process of their own, as engine=vllm"),
     *_each("engine", "timeout_s version options", _is_other, "other engines than kvlab"),
-    Condition(
-        "scheduler.max_wait_ms",
-        lambda config: config.scheduler.policy == "static" or config.engine.kind == "transformers_static",
-        "scheduler=static",
-    ),
+    Condition("scheduler.max_wait_ms",
+              lambda run: run.scheduler.policy == "static" or run.engine.kind == "transformers_static",
+              "scheduler=static"),
     Condition("scheduler.max_decode_seqs", *_named("scheduler.order", "decode_round_robin")),
     Condition("scheduler.default_deadline_s", *_named("scheduler.order", "deadline")),
-    Condition(
-        "scheduler.aging_s",
-        _chosen("scheduler.order", "priority", "shortest_first", "longest_prefix"),
-        "the orders priority, shortest_first and longest_prefix",
-    ),
-    Condition(
-        "scheduler.reserve_prompt",
-        lambda config: not config.scheduler.reserves_output,
-        "schedulers that do not reserve whole answers (scheduler.reserve_output=false)",
-    ),
+    Condition("scheduler.aging_s", _chosen("scheduler.order", "priority", "shortest_first", "longest_prefix"),
+              "the orders priority, shortest_first and longest_prefix"),
+    Condition("scheduler.reserve_prompt", lambda run: not run.scheduler.reserves_output,
+              "schedulers that do not reserve whole answers (scheduler.reserve_output=false)"),
     Condition("scheduler.prefill_wait_tokens", *_at_least("scheduler.prefill_wait_steps", 1)),
-    *_each(
-        "scheduler.speculation",
-        "num_speculative_tokens prompt_lookup_min prompt_lookup_max",
-        lambda config: config.scheduler.speculation.method is not None,
-        "scheduler.speculation.method=ngram",
-    ),
-    *_each(
-        "kv",
-        "eviction partial_reuse merge_equal",
-        lambda config: config.kv.prefix_sharing,
-        "kv.prefix_sharing=true",
-    ),
+    *_each("scheduler.speculation", "num_speculative_tokens prompt_lookup_min prompt_lookup_max",
+           lambda run: run.scheduler.speculation.method is not None,
+           "scheduler.speculation.method=ngram"),
+    *_each("kv", "eviction partial_reuse merge_equal", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
     Condition("kv.pinned_share", _pins, "workload.pin_prefix=true, and pin_tokens of workload=jsonl"),
     Condition("kv.pin_ttl_s", *_above_zero("kv.pinned_share")),
     Condition("workload.pin_prefix", *_above_zero("kv.pinned_share")),
-    Condition(
-        "kv.quota",
-        lambda config: config.workload.salt_groups or not _is_synthetic(config),
-        "workload.salt_groups=true, and the salts of workload=jsonl",
-    ),
-    Condition(
-        "kv.offload_eviction", lambda config: bool(config.kv.offload or config.kv.offload_disk), "kv.offload"
-    ),
+    Condition("kv.quota", lambda run: run.workload.salt_groups or not _is_synthetic(run),
+              "workload.salt_groups=true, and the salts of workload=jsonl"),
+    Condition("kv.offload_eviction", lambda run: bool(run.kv.offload or run.kv.offload_disk), "kv.offload"),
     Condition("executor.timing", _is_simulated, "executor=simulated"),
-    Condition(
-        "executor.timing_path", _chosen("executor.timing", "fitted"), "executor=simulated executor.timing=fitted"
-    ),
+    Condition("executor.timing_path", _chosen("executor.timing", "fitted"),
+              "executor=simulated executor.timing=fitted"),
     *_each("framework", _OF_SERVERS, _is_simulated, "simulated devices, as hardware=h100_sxm"),
     Condition("framework.eager_layer_us", lambda run: not run.framework.cuda_graphs, "framework.cuda_graphs=false"),
-    Condition(
-        "framework.flashinfer_sampler",
-        _samples_at_start,
-        "simulated devices of NVIDIA with a vLLM before 0.28, or from 0.33 on (framework.version)",
-    ),
+    Condition("framework.flashinfer_sampler", _samples_at_start,
+              "simulated devices of NVIDIA with a vLLM before 0.28, or from 0.33 on (framework.version)"),
     *_each("executor", "device threads", _loads, "executors that compute"),
-    Condition(
-        "model.weights",  # its checkpoint's own, unless others are set
-        lambda config: _reads_words(config) or config.model.weights == config.model.path,
-        "executors that compute",
-    ),
+    # Unless others are set they are its checkpoint's own.
+    Condition("model.weights", lambda run: _reads_words(run) or run.model.weights == run.model.path,
+              "executors that compute"),
     Condition("model.tokenizer", _reads_words, "executors that compute, and workloads of words, as workload=chat"),
     Condition("executor.memory_utilization", _is_simulated, "executor=simulated"),
     Condition("attention.prefer", *_is("attention.backend", "auto")),
     Condition("executor.recording", lambda config: config.executor.kind == "playback", "executor=playback"),
     Condition("workload.arrival", _has_arrivals, "workloads other than jsonl, whose lines have arrival_s"),
-    Condition(
-        "workload.rate",
-        lambda config: _has_arrivals(config) and config.workload.arrival not in ("burst", "trace"),
-        "workload.arrival=poisson, uniform or gamma; all requests at once have no rate, and those of a trace have "
-        "times (workload.rate_scale)",
-    ),
+    Condition("workload.rate", lambda run: _has_arrivals(run) and run.workload.arrival not in ("burst", "trace"),
+              "workload.arrival=poisson, uniform or gamma; all requests at once have no rate, and those of a trace "
+              "have times (workload.rate_scale)"),
     *_each("fleet", "router life store neighbours", *_at_least("fleet.replicas", 2)),
     Condition("fleet.load", _sees_load, f"the routers {', '.join(_OF_LOAD)} of 2 replicas or more"),
-    Condition(
-        "fleet.load_s",
-        lambda config: _sees_load(config) and config.fleet.fed_by("load") == "polled",
-        "a router whose view of load is polled (fleet.load)",
-    ),
+    Condition("fleet.load_s", lambda run: _sees_load(run) and run.fleet.fed_by("load") == "polled",
+              "a router whose view of load is polled (fleet.load)"),
     Condition("fleet.prefixes", _sees_prefixes, f"the routers {', '.join(_OF_PREFIXES)} of 2 replicas or more"),
-    *_each(
-        "fleet",
-        "events_ms events_lost",
-        lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "events",
-        "a router that learns prefixes from events (fleet.prefixes)",
-    ),
-    Condition(
-        "fleet.memory_blocks",
-        lambda config: _sees_prefixes(config) and config.fleet.fed_by("prefixes") == "memory",
-        "a router that remembers what it sent (fleet.prefixes)",
-    ),
-    Condition(
-        "fleet.scale",
-        lambda config: config.fleet.replicas > 1 and config.fleet.scale.on is not None,
-        "fleet.scale.on, with fleet.replicas of 2 or more",
-    ),
+    *_each("fleet", "events_ms events_lost",
+           lambda run: _sees_prefixes(run) and run.fleet.fed_by("prefixes") == "events",
+           "a router that learns prefixes from events (fleet.prefixes)"),
+    Condition("fleet.memory_blocks", lambda run: _sees_prefixes(run) and run.fleet.fed_by("prefixes") == "memory",
+              "a router that remembers what it sent (fleet.prefixes)"),
+    Condition("fleet.scale", lambda run: run.fleet.replicas > 1 and run.fleet.scale.on is not None,
+              "fleet.scale.on, with fleet.replicas of 2 or more"),
     *_each("fleet", "split_tokens handshake", *_at_least("fleet.prefill", 1)),
-    Condition(
-        "fleet.prefill_scale",
-        lambda config: config.fleet.prefill > 0 and config.fleet.prefill_scale.on is not None,
-        "fleet.prefill_scale.on, with fleet.prefill of 1 or more",
-    ),
-    Condition(
-        "fleet.link",
-        lambda config: config.fleet.uses_link,
-        "fleet.prefill of 1 or more, fleet.store and fleet.neighbours",
-    ),
-    Condition(
-        "fleet.store_weight",
-        lambda config: (
-            config.fleet.store is not None and _sees_prefixes(config) and config.fleet.fed_by("prefixes") != "none"
-        ),
-        "fleet.store, with a router that sees prefixes",
-    ),
-    Condition(
-        "fleet.pull",
-        lambda config: bool(config.fleet.store or config.fleet.neighbours),
-        "fleet.store and fleet.neighbours",
-    ),
-    Condition(
-        "fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"), "the routers that add up scores"
-    ),
-    Condition(
-        "fleet.weights.prefix",
-        lambda config: config.fleet.fed_by("prefixes") != "none",
-        "a router that sees prefixes: precise, estimated, or load with fleet.prefixes",
-    ),
+    Condition("fleet.prefill_scale", lambda run: run.fleet.prefill > 0 and run.fleet.prefill_scale.on is not None,
+              "fleet.prefill_scale.on, with fleet.prefill of 1 or more"),
+    Condition("fleet.link", lambda run: run.fleet.uses_link,
+              "fleet.prefill of 1 or more, fleet.store and fleet.neighbours"),
+    Condition("fleet.store_weight",
+              lambda run: run.fleet.store is not None and _sees_prefixes(run)
+              and run.fleet.fed_by("prefixes") != "none",
+              "fleet.store, with a router that sees prefixes"),
+    Condition("fleet.pull", lambda run: bool(run.fleet.store or run.fleet.neighbours),
+              "fleet.store and fleet.neighbours"),
+    Condition("fleet.weights", _chosen("fleet.router", "precise", "estimated", "load"),
+              "the routers that add up scores"),
+    Condition("fleet.weights.prefix", lambda run: run.fleet.fed_by("prefixes") != "none",
+              "a router that sees prefixes: precise, estimated, or load with fleet.prefixes"),
     Condition("fleet.temperature", *_named("fleet.router", "dynamo")),
     Condition("workload.burstiness", *_is("workload.arrival", "gamma")),
     Condition("workload.think_s", *_at_least("workload.turns", 2)),
     Condition("workload.zipf", *_at_least("workload.num_groups", 2)),
-    Condition(
-        "workload.num_groups",
-        lambda config: config.workload.group_len > 0 or config.workload.salt_groups,
-        "workload.group_len of 1 or more, or workload.salt_groups=true",
-    ),
-    *_each(
-        "workload",
-        "prompt_len system_len group_len num_groups salt_groups pin_prefix zipf turns priorities",
-        _is_synthetic,
-        "synthetic workloads",
-    ),
-    Condition(
-        "workload.num_requests",
-        lambda config: config.workload.source not in FILES,
-        "synthetic workloads and chat; of a trace workload.window and workload.sample take a part",
-    ),
-    Condition(
-        "workload.output_len",
-        _chosen("workload.source", "synthetic", "chat", "recorded"),
-        "synthetic workloads, chat and recorded",
-    ),
+    Condition("workload.num_groups", lambda run: run.workload.group_len > 0 or run.workload.salt_groups,
+              "workload.group_len of 1 or more, or workload.salt_groups=true"),
+    *_each("workload", "prompt_len system_len group_len num_groups salt_groups pin_prefix zipf turns priorities",
+           _is_synthetic,
+           "synthetic workloads"),
+    Condition("workload.num_requests", lambda run: run.workload.source not in FILES,
+              "synthetic workloads and chat; of a trace workload.window and workload.sample take a part"),
+    Condition("workload.output_len", _chosen("workload.source", "synthetic", "chat", "recorded"),
+              "synthetic workloads, chat and recorded"),
     *_each("workload.prompt_len", "median sigma", *_is("workload.prompt_len.distribution", "lognormal")),
     *_each("workload.output_len", "median sigma", *_is("workload.output_len.distribution", "lognormal")),
-    Condition(
-        "workload.priorities",
-        lambda config: (
-            not _is_own(config)
-            or _chosen("scheduler.order", "priority")(config)
-            or config.scheduler.preemption.victim not in (None, "last_admitted", "fewest_generated")
-        ),
-        "scheduler.order=priority and scheduler.preemption.victim=priority",
-    ),
-    Condition(
-        "workload.temperature",
-        # Several samples of a prompt need one, and equal ones are what they would be without.
-        lambda config: (
-            not _is_simulated(config) or config.workload.samples > 1 or _chosen("workload.source", "jsonl")(config)
-        ),
-        "executors that compute; simulated ones draw tokens of their own",
-    ),
-    Condition(
-        "workload.ignore_eos",
-        lambda config: not _is_simulated(config) or config.workload.source == "chat",  # which has it from its file
-        "executors that compute; simulated ones never draw an end of sequence",
-    ),
+    Condition("workload.priorities",
+              lambda run: not _is_own(run) or _chosen("scheduler.order", "priority")(run)
+              or run.scheduler.preemption.victim not in (None, "last_admitted", "fewest_generated"),
+              "scheduler.order=priority and scheduler.preemption.victim=priority"),
+    # Several samples of a prompt need one, and equal ones are what they would be without.
+    Condition("workload.temperature",
+              lambda run: not _is_simulated(run) or run.workload.samples > 1
+              or _chosen("workload.source", "jsonl")(run),
+              "executors that compute; simulated ones draw tokens of their own"),
+    # A chat has it from its file.
+    Condition("workload.ignore_eos", lambda run: not _is_simulated(run) or run.workload.source == "chat",
+              "executors that compute; simulated ones never draw an end of sequence"),
     *_each("debug.faults", "kind seed", *_above_zero("debug.faults.rate")),
-    *_each(
-        "tracking",
-        "uri experiment artifacts timeout_s system_metrics",
-        lambda config: config.tracking.backend != "off",
-        "tracking=mlflow",
-    ),
-    Condition(
-        "workload.block_tokens",
-        lambda config: config.workload.source in ("mooncake", "timed_trace"),
-        "the traces mooncake and timed_trace",
-    ),
+    *_each("tracking", "uri experiment artifacts timeout_s system_metrics",
+           lambda run: run.tracking.backend != "off",
+           "tracking=mlflow"),
+    Condition("workload.block_tokens", lambda run: run.workload.source in ("mooncake", "timed_trace"),
+              "the traces mooncake and timed_trace"),
     Condition("workload.path", _chosen("workload.source", *FILES), "workloads that read a file"),
-)
+)  # fmt: skip
 
 
 def without_effect(config: RunConfig) -> list[str]:

@@ -224,8 +224,7 @@ class FleetConfig:
         for name, unset, count in (("replicas", 1, replicas), ("prefill", 0, prefill)):
             given = getattr(self, name)
             if given not in (unset, count):
-                text = f"fleet.groups has {count}; leave fleet.{name} out"
-                raise ConfigError(f"fleet.{name}", given, text)
+                raise ConfigError(f"fleet.{name}", given, f"fleet.groups has {count}; leave fleet.{name} out")
             setattr(self, name, count)
 
     def _check_some_stay(self) -> None:

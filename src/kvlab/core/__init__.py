@@ -15,26 +15,8 @@ from kvlab.core.request import Grammar, GrammarState, Message, Request, Sampling
 from kvlab.core.sequence import Sequence, SequenceSpec, SequenceStatus
 
 __all__ = [
-    "MAX_SAMPLES",
-    "MAX_TEMPERATURE",
-    "MAX_WHOLE",
-    "TIER_COUNTERS",
-    "UNKNOWN_TOKEN",
-    "FinishReason",
-    "Grammar",
-    "GrammarState",
-    "Message",
-    "PoolCounters",
-    "PoolStats",
-    "Request",
-    "RequestRecord",
-    "Salt",
-    "SamplingParams",
-    "Sequence",
-    "SequenceSpec",
-    "SequenceStatus",
-    "StepOutput",
-    "StepRecord",
-    "TokenLogprobs",
-    "attended_pairs",
-]
+    "MAX_SAMPLES", "MAX_TEMPERATURE", "MAX_WHOLE", "TIER_COUNTERS", "UNKNOWN_TOKEN", "FinishReason", "Grammar",
+    "GrammarState", "Message", "PoolCounters", "PoolStats", "Request", "RequestRecord", "Salt",
+    "SamplingParams", "Sequence", "SequenceSpec", "SequenceStatus", "StepOutput", "StepRecord",
+    "TokenLogprobs", "attended_pairs",
+]  # fmt: skip

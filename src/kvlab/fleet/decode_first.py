@@ -247,7 +247,7 @@ class DecodeFirst(Split):
             self._fleet.replicas[request.target].wake(reserved.end_s)
 
     def _note_part(self, reserved: _Reserved) -> None:
-        """Keep what was sent of contents that will not all be sent."""
+        """Record the transfer of the contents that were sent, where the others never will be."""
         if reserved.sent < len(reserved.contents) and reserved.start_s < math.inf:
             num_bytes = sum(content.num_bytes for content in reserved.contents[: reserved.sent])
             start_s, reserved.start_s = reserved.start_s, math.inf  # so that it is kept once
@@ -275,7 +275,7 @@ class DecodeFirst(Split):
                     super()._end(name, request.target, now)
 
     def _lose(self, request: _Request, now: float) -> None:
-        """Nobody computes its prompt for it any more: the target computes what it waits for."""
+        """No other replica computes its prompt any more: the target computes what is missing."""
         for reserved in request.reserved:
             self._note_part(reserved)
         super()._end(request.name, request.target, now)

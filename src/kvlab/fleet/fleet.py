@@ -54,8 +54,8 @@ class Fleet(Dispatcher):
         self.retried = 0  # requests that were lost with a replica and sent again
         self._is_open = is_open
         self._sessions: dict[str, str] = {}  # by request
-        self._lives = deque(router.config.events)
-        for life in self._lives:
+        self._life_events = deque(router.config.events)
+        for life in self._life_events:
             replicas[life.replica].may_die |= life.event == "die"
         self.scalers = [Scaler(rule, [replicas[each] for each in of]) for rule, of in router.config.rules]
         self.split: Split | None = None
@@ -72,8 +72,8 @@ class Fleet(Dispatcher):
             self._arrive(asked, when_s)
 
         asked = Asked(request, on_output, on_finish or (lambda record: None), arrive)
-        if self._lives and self._lives[0].at_s <= request.arrival_s <= self.clock.now():
-            self._live_until(request.arrival_s)
+        if self._life_events and self._life_events[0].at_s <= request.arrival_s <= self.clock.now():
+            self._apply_until(request.arrival_s)
             self._advance()  # to what follows from a death before, which comes first
         if request.arrival_s > self.clock.now():
             self.serve_at(request.arrival_s, asked)
@@ -113,7 +113,7 @@ class Fleet(Dispatcher):
         replica = self._first()
         if replica is None:
             return StepLog()
-        bound = min(until_s, self._next_due_s(), self._lives[0].at_s if self._lives else math.inf)
+        bound = min(until_s, self._next_due_s(), self._life_events[0].at_s if self._life_events else math.inf)
         if self.split is not None or self.sides or self.neighbours or not self._is_open:
             bound = min([bound, *(other.due_s for other in self.replicas if other is not replica)])
         records = replica.repeat(bound)
@@ -160,7 +160,7 @@ class Fleet(Dispatcher):
 
     def _arrive(self, asked: Asked, now: float) -> None:
         """Let the router choose, and send the request there."""
-        self._live_until(now)
+        self._apply_until(now)
         request = asked.request
         name, earlier = request.request_id, request.follows
         session = self._sessions[name] = name if earlier is None else self._sessions.get(earlier, earlier)
@@ -171,8 +171,8 @@ class Fleet(Dispatcher):
         self.replicas[self.choose(routed, now)].submit(asked, now)
 
     def _receive(self) -> None:
-        """Let replicas die or scale, and serve the requests that are due, as far as that is to happen by now."""
-        self._live_until(self.clock.now())
+        """Apply the life events and decisions to scale, and serve the requests, that are due by now."""
+        self._apply_until(self.clock.now())
         self._serve_due(self.clock.now())
 
     def _serve_due(self, now: float) -> None:
@@ -184,16 +184,16 @@ class Fleet(Dispatcher):
             except RequestRefusedError as error:
                 asked.end(FinishReason.FAILED, when_s, str(error))
 
-    def _live_until(self, now: float) -> None:
-        """Let replicas die, drain, return and scale by now: before a step begins or a request is sent."""
+    def _apply_until(self, now: float) -> None:
+        """Apply life events (die, drain, return) and decisions to scale up to now: before a step or a request."""
         if self.holdings is not None:
             self.holdings.until(now)
         for scaler in self.scalers:
             scaler.until(now)
         if self.scalers:
             self._forget(now, range(len(self.replicas)))
-        while self._lives and self._lives[0].at_s <= now:
-            life = self._lives.popleft()
+        while self._life_events and self._life_events[0].at_s <= now:
+            life = self._life_events.popleft()
             replica = self.replicas[life.replica]
             replica.takes_requests = life.event == "return"
             if life.event == "die":
@@ -214,7 +214,7 @@ class Fleet(Dispatcher):
         self._forget(now, [replica.index])
 
     def _forget(self, now: float, replicas: Iterable[int]) -> None:
-        """Have it noted which contents these replicas have dropped between steps."""
+        """Tell `holdings` which contents these replicas have dropped between steps."""
         if self.holdings is not None:
             for replica in replicas:
                 self.holdings.changed(replica, now)

@@ -216,7 +216,7 @@ class HeldPrefixes(PrefixView):
             self._apply(self._coming.popleft()[1])
 
     def _is_lost(self) -> bool:
-        """Whether the batch that was counted last never comes."""
+        """Whether the latest batch is one of those that are lost, drawn by its number."""
         if not self._lost:
             return False
         word = mix(np.array([self._seed + self._batches], dtype=np.uint64) * STEP)

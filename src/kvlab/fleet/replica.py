@@ -51,7 +51,7 @@ class Load(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
+class _InFlight:
     """A request that was sent to a replica and has not ended."""
 
     asked: Asked
@@ -77,7 +77,7 @@ class Replica:
         self.prefixes = PrefixView()  # what the router knows of its cache
         self.sent_s: list[float] = []  # when each request was sent here
         self._ends_s: list[float] = []  # a heap: when requests ended, or will as soon as their last step has
-        self._open: dict[str, _Open] = {}  # by request
+        self._open: dict[str, _InFlight] = {}  # by request
         self._loads = [Load(-math.inf, 0, 0, 0, 0.0)]  # of steps that somebody may ask about; the first is of none
         self._step_ends_s = [-math.inf]  # when each of these ended
 
@@ -86,7 +86,7 @@ class Replica:
         if not self.engine.has_work():
             self.engine.clock.wait_until(now)
         name = asked.request.request_id
-        sent = self._open[name] = _Open(asked, asked.request.sampling.n)
+        sent = self._open[name] = _InFlight(asked, asked.request.sampling.n)
         try:
             self.engine.submit(asked.request, asked.on_output, partial(self._end_sample, sent))
         except Exception:
@@ -104,7 +104,7 @@ class Replica:
         self.settle(progressed=True)  # its memory comes back in a step
         return True
 
-    def _end_sample(self, sent: _Open, record: RequestRecord) -> None:
+    def _end_sample(self, sent: _InFlight, record: RequestRecord) -> None:
         sent.samples -= 1
         sent.ended.append(replace(record, replica=self.index))
         if not sent.samples:
@@ -181,12 +181,12 @@ class Replica:
         return pool.offload.loading if isinstance(pool, BlockPool) else {}
 
     def lose_load(self, load: KVLoad, now: float) -> None:
-        """What was on its way into its pool comes to nothing: what waits for it computes."""
+        """A load into its pool fails: the sequences that wait for it compute its tokens instead."""
         load.is_lost, load.done_s = True, now
         self.wake(now)
 
     def wake(self, now: float) -> None:
-        """It may go on: blocks that others held, or contents on their way, are there."""
+        """Let it try again: blocks that others held are free, or a load has ended."""
         self.core.scheduler.refused = None
         if self.engine.has_work():
             self.due_s = min(self.due_s, max(now, self.engine.clock.now()))

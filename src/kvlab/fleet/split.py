@@ -39,9 +39,8 @@ class Split:
 
     def takes(self, request: Request) -> bool:
         """Whether a request's prompt is computed apart."""
-        size = self._fleet.views[0].block_size
-        tokens = len(request.prompt_token_ids)
-        return request.sampling.max_tokens > 1 and tokens >= max(self._least_tokens, size)
+        least = max(self._least_tokens, self._fleet.views[0].block_size)
+        return request.sampling.max_tokens > 1 and len(request.prompt_token_ids) >= least
 
     def begin(self, asked: Asked, routed: RoutedPrompt, now: float) -> None:
         """A request arrives: its prompt goes to a replica that computes it. Raises RequestRefusedError."""

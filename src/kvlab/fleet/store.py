@@ -103,11 +103,11 @@ class StoreSide(ElsewhereTier):
         return isinstance(key, bytes) and self._store.has(key, self._clock.now())
 
     def refresh(self, key: Key) -> None:
-        """The pool drops a content, which was of use until now."""
+        """See Tier. The pool evicts a content, which counts as used until now in the order of the store."""
         self._dropped.append((self._log.steps, key))
 
     def add(self, key: Key) -> None:
-        """The same of one that is not there yet."""
+        """See Tier. The same of a content that is not in the store yet: it is written when its step ends."""
         self.refresh(key)
 
     def hold(self, key: Key) -> int:

@@ -42,7 +42,7 @@ class LinkEnd:
         return self._planned[-1][0] if self._planned else 0.0
 
     def take(self, other: LinkEnd, now: float, end_s: float) -> None:
-        """A transfer with another end is planned that ends then. Nothing breaks off before `now`."""
+        """Plan a transfer with `other` that ends at `end_s`, at both ends. Forget those that ended by `now`."""
         for own, its in ((self, other), (other, self)):
             while own._planned and own._planned[0][0] <= now:
                 own._planned.popleft()

@@ -11,7 +11,6 @@ The figures are those of the run that the configuration describes, from the func
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple, cast
 
@@ -19,9 +18,9 @@ from kvlab.config import EngineConfig, HardwareConfig, KVConfig, RunConfig, form
 from kvlab.errors import CapacityError, ConfigError
 from kvlab.kv.groups import LayerGroup
 from kvlab.kv.pools import POOLS
-from kvlab.kv.sizing import PoolSize, size_pool
+from kvlab.kv.sizing import PoolSize
 from kvlab.models.families import decoder_config
-from kvlab.planning.cache import kv_spec
+from kvlab.planning.cache import kv_spec, planned_pool
 from kvlab.planning.devices import (
     check_devices,
     lacking_for_longest,
@@ -145,20 +144,18 @@ def plan_capacity(
             model, spec, settings_elsewhere(config, model, device, random_sampling=sampled), memory
         )
     parts = {field.name: getattr(planned, field.name) for field in fields(planned)}
-    of_devices = "" if hardware is None else _of_devices(config, hardware, planned)
-    name = config.model.name
     plan = CapacityPlan(
         **parts,
-        name=name,
+        name=config.model.name,
         device=device,
         pools={},
         lengths=(),
-        of_devices=of_devices,
+        of_devices="" if hardware is None else _of_devices(config, hardware, planned),
         max_batch_size=config.scheduler.max_batch_size,
     )
-    memory, settings, spec = plan.memory, plan.settings, plan.spec
+    memory = plan.memory
     if memory is not None and kv.memory is None and kv.num_blocks is None:
-        block = kv.block_size * spec.bytes_per_token
+        block = kv.block_size * plan.spec.bytes_per_token
         if hardware is not None:
             check_devices(config, hardware, plan)
             framework = config.framework
@@ -167,19 +164,10 @@ def plan_capacity(
         elif memory < plan.needed(block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{plan.left(memory)}B")
-    size = partial(
-        size_pool,
-        spec=spec,
-        max_batch_size=config.scheduler.max_batch_size,
-        max_seq_len=settings.max_seq_len,
-        step_tokens=config.scheduler.step_tokens,
-        ahead=config.scheduler.ahead,
-        parts=config.executor.attention_data_parallel,
-    )
     pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
     for name in pools:
         try:
-            pools[name] = size(replace(kv, backend=name))
+            pools[name] = planned_pool(replace(config, kv=replace(kv, backend=name)), plan.spec)
         except CapacityError:
             if name == backend:
                 raise
@@ -194,7 +182,7 @@ def plan_capacity(
             f"{format_bytes(needed)} with {plan.name}'s weights and working memory, "
             f"{format_bytes(needed - memory)} more; leave kv.memory and kv.num_blocks out to be told what fits"
         )
-    longest = settings.max_seq_len
+    longest = plan.settings.max_seq_len
     for length in lengths or ():
         if not 1 <= length <= longest:
             raise ConfigError("lengths", length, f"a mean length is from 1 to model.max_seq_len={longest} tokens")

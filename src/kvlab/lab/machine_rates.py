@@ -144,8 +144,7 @@ def repeated_share(
 def _fastest(call: Callable[[], object]) -> float:
     """Seconds of the fastest of several calls, after one that warms up."""
     _, second = timeit.repeat(call, number=1, repeat=2)
-    rounds = max(_ROUNDS, math.ceil(_ROUNDS_S / second))
-    return min(timeit.repeat(call, number=1, repeat=rounds))
+    return min(timeit.repeat(call, number=1, repeat=max(_ROUNDS, math.ceil(_ROUNDS_S / second))))
 
 
 def _load(path: Path) -> dict[str, MachineRates]:

@@ -10,14 +10,9 @@ from kvlab.models.families import FAMILIES
 from kvlab.models.files import read_object
 
 _NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim",
+)  # fmt: skip
 # What a published file of a family may leave out, because the family has a rule for it or one value only.
 _OPTIONAL = {
     "llama": {"num_key_value_heads", "head_dim"},

@@ -72,8 +72,7 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
         raise ConfigError("drop", "prompts", "is for tables: other files say nothing of a request without a prompt")
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     encode = text_encoder(settings.tokenizer)
-    importer = kind(ImportOptions(file, hasher, encode, columns, settings.unit, settings.drop))
-    return _import(importer, settings)
+    return _import(kind(ImportOptions(file, hasher, encode, columns, settings.unit, settings.drop)), settings)
 
 
 def _import(importer: Importer, settings: ImportSettings) -> Imported:

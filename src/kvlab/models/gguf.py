@@ -73,8 +73,7 @@ def read_gguf(path: Path) -> GgufFile:
     """The metadata of a file and where its tensors are. Raises ValueError, whose text goes on after the file's
     name, for one that is cut off, is no GGUF of version 2 or 3, or holds a tensor of a type that is not in TYPES.
     """
-    size = check_file(path)
-    return _read(path, size, os.stat(path).st_mtime_ns)
+    return _read(path, check_file(path), os.stat(path).st_mtime_ns)
 
 
 @lru_cache(maxsize=2)  # configuration, tokenizer and weights of a model are read one after the other
@@ -167,8 +166,7 @@ class _Reader:
             )
         shape = tuple(reversed(self._numbers("Q", dimensions)))
         number, offset = self._number("I"), self._number("Q")
-        known = {kind.value: kind.name for kind in GGMLQuantizationType}
-        kind = known.get(number, f"type {number}")
+        kind = {kind.value: kind.name for kind in GGMLQuantizationType}.get(number, f"type {number}")
         if kind not in TYPES:
             raise ValueError(f"stores tensor {shown(name)} as {kind}; dequantised: {', '.join(TYPES)}")
         per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]

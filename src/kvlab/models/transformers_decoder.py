@@ -64,15 +64,8 @@ class TransformersDecoder(Model):
         _fill(self._model, weights, device, dtype)
         self._planned = [
             LayerCall(
-                layer,
-                spec.num_heads,
-                spec.num_kv_heads,
-                spec.head_dim,
-                config.value_dim,
-                spec.scale,
-                spec.sliding_window,
-                spec.soft_cap,
-                spec.has_sinks,
+                *(layer, spec.num_heads, spec.num_kv_heads, spec.head_dim, config.value_dim),
+                *(spec.scale, spec.sliding_window, spec.soft_cap, spec.has_sinks),
             )
             for layer, spec in enumerate(specs)
         ]

@@ -37,28 +37,15 @@ _MOST_MODULES = 1024
 _UNLIMITED = 2**31 - 1  # positions of a model without a table of them
 #: What concerns code, kernels and outputs is ours to choose, not a file's.
 _OURS = (
-    "auto_map",
-    "attn_implementation",
-    "experts_implementation",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "use_cache",
-    "dtype",
-    "torch_dtype",
-)
+    "auto_map", "attn_implementation", "experts_implementation", "output_attentions", "output_hidden_states",
+    "return_dict", "use_cache", "dtype", "torch_dtype",
+)  # fmt: skip
 SINKS = "s_aux"  # a logit of each head
 #: What a model may hand its attention without changing what is computed, or that a LayerCall says.
 _HARMLESS = (
-    SINKS,
-    "dropout",
-    "position_ids",
-    "use_cache",
-    "logits_to_keep",
-    "output_attentions",
-    "output_router_logits",
-    "cache_position",
-)
+    SINKS, "dropout", "position_ids", "use_cache", "logits_to_keep", "output_attentions",
+    "output_router_logits", "cache_position",
+)  # fmt: skip
 
 
 class LayerCall(NamedTuple):

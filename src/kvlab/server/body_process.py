@@ -12,7 +12,7 @@ from kvlab.confined import serve
 from kvlab.core import limits
 from kvlab.errors import shown
 from kvlab.server import bodies
-from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json
+from kvlab.server.errors import ApiError, context_exceeded, invalid_body, no_json, wrong
 from kvlab.server.parameters import check_meaning, conversation, prompts_of
 from kvlab.server.structured import check_size
 
@@ -51,19 +51,16 @@ def _read(body: bytes, path: str, max_tokens: int) -> dict[str, Any]:
         for name, most in _COUNTS.items():
             value = getattr(request, name)
             if not isinstance(value, str) and value is not None and len(value) > most:
-                raise ApiError(400, f"{name} has {len(value)} entries; at most {most}", name)
-    items = request.input if isinstance(request, bodies.ResponsesRequest) else ""
-    if not isinstance(items, str) and len(items) > max_tokens:
-        text = f"input has {len(items)} entries; at most one for each of {max_tokens} tokens"
-        raise ApiError(400, text, "input")
+                raise wrong(name, f" has {len(value)} entries; at most {most}")
+    for name in ("input", "messages"):
+        entries = getattr(request, name, None) or ()
+        if not isinstance(entries, str) and len(entries) > max_tokens:
+            raise wrong(name, f" has {len(entries)} entries; at most one for each of {max_tokens} tokens")
     if isinstance(request, bodies.CompletionRequest):
         for prompt in prompts_of(request):
             if not isinstance(prompt, str) and not request.truncate_prompt_tokens:
                 _bounded("prompt", len(prompt), max_tokens)
     if isinstance(request, bodies.ChatRequest | bodies.TokenizeRequest) and request.messages is not None:
-        if len(request.messages) > max_tokens:
-            text = f"messages has {len(request.messages)} entries; at most one for each of {max_tokens} tokens"
-            raise ApiError(400, text, "messages")
         texts = [message.content for message in conversation(request.messages)]
         request.messages = [
             message.model_copy(update={"content": text})

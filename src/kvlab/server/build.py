@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from kvlab.server.traces import Traces
 
 
+_SHOWN = ("policy", "order", "max_batch_size", "max_batched_tokens", "max_waiting_requests")  # of the scheduler
+
+
 def build_serving(config: RunConfig, settings: ServerConfig, metrics: ServerMetrics | None = None) -> Serving:
     """The engine of a run's configuration, its words and its metrics. Raises a KvlabError for settings that cannot
     work, naming them.
@@ -173,12 +176,7 @@ def _shown(plan: EnginePlan, settings: ServerConfig) -> dict[str, Any]:
         "kv.backend": config.kv.backend,
         "kv.block_size": plan.pool.block_size,
         "kv.dtype": config.kv_dtype,
-        "kv.prefix_sharing": config.kv.prefix_sharing,
-        "kv.eviction": config.kv.eviction,
-        "scheduler.policy": config.scheduler.policy,
-        "scheduler.order": config.scheduler.order,
-        "scheduler.max_batch_size": config.scheduler.max_batch_size,
-        "scheduler.max_batched_tokens": config.scheduler.max_batched_tokens,
-        "scheduler.max_waiting_requests": config.scheduler.max_waiting_requests,
+        **{f"kv.{name}": getattr(config.kv, name) for name in ("prefix_sharing", "eviction")},
+        **{f"scheduler.{name}": getattr(config.scheduler, name) for name in _SHOWN},
         **simulated,
     }

@@ -33,6 +33,11 @@ class ApiError(Exception):
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
 
+def wrong(field: str, text: str) -> ApiError:
+    """For a field that cannot be as it was sent: `text` goes on behind its name."""
+    return ApiError(400, f"{field}{text}", field)
+
+
 def api_error(error: KvlabError) -> ApiError:
     """What a client is told of an engine's error."""
     text = str(error)

@@ -11,7 +11,7 @@ from kvlab.core.request import PICKING
 from kvlab.errors import shown
 from kvlab.models.chat_template import Rendering
 from kvlab.server import bodies
-from kvlab.server.errors import ApiError, context_exceeded
+from kvlab.server.errors import ApiError, context_exceeded, wrong
 from kvlab.server.model import ServedModel
 from kvlab.server.structured import grammar_of
 from kvlab.server.tools import Tools, told
@@ -31,7 +31,7 @@ def completion_requests(body: bodies.CompletionRequest, name: str, model: Served
     """One request for each prompt. Raises ApiError."""
     _check(body, model)
     if body.logprobs is not None and body.logprobs > limits.MAX_LOGPROBS:
-        raise ApiError(400, f"logprobs={body.logprobs}: at most {limits.MAX_LOGPROBS}", "logprobs")
+        raise wrong("logprobs", f"={body.logprobs}: at most {limits.MAX_LOGPROBS}")
     if body.logprobs is not None:
         _check_logprobs(model, "echo" if body.echo else "logprobs")
     prompts = prompts_of(body)
@@ -50,9 +50,9 @@ def chat_request(body: bodies.ChatRequest, name: str, model: ServedModel) -> Req
     """The request of a conversation. Raises ApiError."""
     _check(body, model)
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+        raise wrong("top_logprobs", " needs logprobs=true")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= limits.MAX_LOGPROBS:
-        raise ApiError(400, f"top_logprobs={body.top_logprobs}: from 0 to {limits.MAX_LOGPROBS}", "top_logprobs")
+        raise wrong("top_logprobs", f"={body.top_logprobs}: from 0 to {limits.MAX_LOGPROBS}")
     if body.logprobs:
         _check_logprobs(model, "logprobs" if body.top_logprobs is None else "top_logprobs")
     tools = Tools.of(body)
@@ -68,8 +68,8 @@ def chat_request(body: bodies.ChatRequest, name: str, model: ServedModel) -> Req
     sampling = _sampling(body, room if asked is None else asked, logprobs, model)
     if tools is not None and (grammar := tools.grammar(model)) is not None:
         if sampling.grammar is not None:
-            text = "holds the answer to a call; leave response_format and structured_outputs out"
-            raise ApiError(400, f"tool_choice: {text}", "tool_choice")
+            text = ": holds the answer to a call; leave response_format and structured_outputs out"
+            raise wrong("tool_choice", text)
         sampling = replace(sampling, grammar=grammar)
     return _request(body, name, ids, sampling)
 
@@ -87,8 +87,8 @@ def _ids_of_messages(
     """
     turns, variables = conversation(messages), body.chat_template_kwargs or {}
     if body.continue_final_message and body.add_generation_prompt:
-        text = "continue_final_message=true: the answer continues the last message; leave out add_generation_prompt"
-        raise ApiError(400, text, "continue_final_message")
+        text = "=true: the answer continues the last message; leave out add_generation_prompt"
+        raise wrong("continue_final_message", text)
     if "tools" not in model.template:
         turns = told(turns, tools)
     elif tools:
@@ -112,8 +112,8 @@ def _truncated(ids: tuple[int, ...], body: bodies.Generation, model: ServedModel
     if most is None:
         return ids
     if most != -1 and not 1 <= most <= model.max_tokens:
-        text = f"from 1 to {model.max_tokens}; -1 keeps as many as the model takes"
-        raise ApiError(400, f"truncate_prompt_tokens={shown(most)}: {text}", "truncate_prompt_tokens")
+        text = f"={shown(most)}: from 1 to {model.max_tokens}; -1 keeps as many as the model takes"
+        raise wrong("truncate_prompt_tokens", text)
     return ids[-(model.max_tokens if most == -1 else most) :]
 
 
@@ -164,7 +164,7 @@ def _check(body: bodies.Generation, model: ServedModel) -> None:
         raise ApiError(404, f"model={shown(body.model, repr)}: there is {model.name!r}", "model")
     check_meaning(body)
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream=true", "stream_options")
+        raise wrong("stream_options", " needs stream=true")
 
 
 def check_meaning(body: bodies.Sampling) -> None:
@@ -172,7 +172,7 @@ def check_meaning(body: bodies.Sampling) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in bodies.CHANGES_MEANING:
             if value is not None and value not in bodies.CHANGES_MEANING[name]:
-                raise ApiError(400, f"{name}={shown(value, repr)}: is not supported; leave it out", name)
+                raise wrong(name, f"={shown(value, repr)}: is not supported; leave it out")
         elif name not in _ignored and len(_ignored) < _MOST_IGNORED:
             _ignored.add(name)
             _log.warning("the field %s of requests is not known, and ignored", shown(name, repr))
@@ -184,10 +184,10 @@ def prompts_of(body: bodies.CompletionRequest) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ApiError(400, "prompt is empty", "prompt")
+        raise wrong("prompt", " is empty")
     prompts: list[Any] = [prompt] if isinstance(prompt[0], int) else list(prompt)
     if len(prompts) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call", "prompt")
+        raise wrong("prompt", f" has {len(prompts)} prompts: at most {MAX_PROMPTS} in one call")
     return prompts
 
 
@@ -196,20 +196,15 @@ def _sampling(body: bodies.Generation, max_tokens: int, logprobs: int | None, mo
     if body.top_k == -1:  # vLLM's word for all
         said["top_k"] = 0
     if body.allowed_token_ids is not None and not body.allowed_token_ids:
-        raise ApiError(
-            400, "allowed_token_ids is empty: nothing could be sampled; leave it out", "allowed_token_ids"
-        )
-    if len(body.bad_words or ()) > limits.MAX_BAD_WORDS:
-        raise ApiError(
-            400, f"bad_words has {len(body.bad_words or ())} words; at most {limits.MAX_BAD_WORDS}", "bad_words"
-        )
+        raise wrong("allowed_token_ids", " is empty: nothing could be sampled; leave it out")
+    if (words := len(body.bad_words or ())) > limits.MAX_BAD_WORDS:
+        raise wrong("bad_words", f" has {words} words; at most {limits.MAX_BAD_WORDS}")
     sampling = SamplingParams(max_tokens, temperature=1.0, logprobs=logprobs)  # OpenAI's default is no greedy one
     if body.prompt_logprobs is not None:
         _check_logprobs(model, "prompt_logprobs")
     for field in ("logit_bias", "allowed_token_ids", "bad_words"):
         if getattr(body, field) and not model.has_logprobs:
-            text = "a simulated device draws its words and has no logits to change; leave it out"
-            raise ApiError(400, f"{field}: {text}", field)
+            raise wrong(field, ": a simulated device draws its words and has no logits to change; leave it out")
     return replace(
         sampling,
         prompt_logprobs=body.prompt_logprobs,
@@ -226,23 +221,21 @@ def _sampling(body: bodies.Generation, max_tokens: int, logprobs: int | None, mo
 
 def _check_logprobs(model: ServedModel, field: str) -> None:
     if not model.has_logprobs:
-        text = "a simulated device computes no log-probabilities; leave it out"
-        raise ApiError(400, f"{field}: {text}", field)
+        raise wrong(field, ": a simulated device computes no log-probabilities; leave it out")
 
 
 def _biases(said: dict[str, float]) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(token), bias) for token, bias in said.items())
     except ValueError as error:
-        raise ApiError(400, "logit_bias: keys are token ids", "logit_bias") from error
+        raise wrong("logit_bias", ": keys are token ids") from error
 
 
 def _request(body: bodies.Generation, name: str, ids: tuple[int, ...], sampling: SamplingParams) -> Request:
     if len(body.cache_salt or "") > _LONGEST_SALT:
-        text = f"has {len(body.cache_salt or ''):,} characters; at most {_LONGEST_SALT}"
-        raise ApiError(400, f"cache_salt: {text}", "cache_salt")
+        raise wrong("cache_salt", f": has {len(body.cache_salt or ''):,} characters; at most {_LONGEST_SALT}")
     pinned = body.cache_pin_tokens or 0
     if not 0 <= pinned <= len(ids):
-        text = f"must be a number of the prompt's first tokens, from 0 to {len(ids)}"
-        raise ApiError(400, f"cache_pin_tokens={shown(pinned)}: {text}", "cache_pin_tokens")
+        text = f"={shown(pinned)}: must be a number of the prompt's first tokens, from 0 to {len(ids)}"
+        raise wrong("cache_pin_tokens", text)
     return Request(name, ids, sampling, salt=body.cache_salt, priority=body.priority or 0, pin_tokens=pinned)

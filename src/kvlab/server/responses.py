@@ -34,8 +34,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "top_logprobs": body.top_logprobs,
         "response_format": shape,
     }
-    given = {name: value for name, value in said.items() if value is not None}
-    return ChatRequest(messages=messages, **given)
+    return ChatRequest(messages=messages, **{name: value for name, value in said.items() if value is not None})
 
 
 def _message(number: int, item: dict[str, Any]) -> Message:

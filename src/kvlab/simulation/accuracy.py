@@ -100,11 +100,7 @@ def _same_device_or_model(case: Case, other: Case) -> bool:
 
 
 #: Deployments of the same framework that are alike, the most alike first.
-_CLASSES: tuple[Callable[[Case, Case], bool], ...] = (
-    _same_device_and_model,
-    _same_device_or_model,
-    _same_kind,
-)
+_CLASSES: tuple[Callable[[Case, Case], bool], ...] = (_same_device_and_model, _same_device_or_model, _same_kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +164,14 @@ WIDENED: dict[str, tuple[float, ...]] = {"tpot": (1.3, 1.7, 2.1), "ttft": (1.2, 
 @cache
 def held_out() -> tuple[HeldOut, ...]:
     """All of the file."""
+    found = list[HeldOut]()
     with FILE.open(newline="") as file:
-        return tuple(
-            HeldOut(
-                Case(
-                    row["framework"],
-                    row["device"],
-                    row["model"],
-                    row["is_sparse"] == "1",
-                    int(row["devices"]),
-                    float(row["prompt"]),
-                    float(row["output"]),
-                    float(row["concurrency"]),
-                ),
-                int(row["part"]),
-                float(row["tpot"]),
-                float(row["ttft"]),
-            )
-            for row in DictReader(file)
-        )
+        for row in DictReader(file):
+            names = row["framework"], row["device"], row["model"]
+            load = float(row["prompt"]), float(row["output"]), float(row["concurrency"])
+            case = Case(*names, row["is_sparse"] == "1", int(row["devices"]), *load)
+            found.append(HeldOut(case, int(row["part"]), float(row["tpot"]), float(row["ttft"])))
+    return tuple(found)
 
 
 def interval(case: Case, figure: str, among: Sequence[HeldOut] | None = None) -> Interval | None:

@@ -248,11 +248,7 @@ def _latent_attention(
         make.GEMM("down", model.num_layers, down, model.hidden_size, mode),
         *([make.GEMM("queries", model.num_layers, up, rank, mode)] if rank else []),
         make.GEMM(
-            "output",
-            model.num_layers,
-            model.hidden_size,
-            heads * latent.value,
-            types.GEMMQuantMode[formats.output],
+            "output", model.num_layers, model.hidden_size, heads * latent.value, types.GEMMQuantMode[formats.output]
         ),
     ]
     return projections, [absorb[0], attend, absorb[1]], [spread, attend_all]

@@ -37,23 +37,8 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     formats = kv_format(keys), kv_format(values)
     library = load_formats() if any(formats) else load()
-    library.kvlab_paged_attention(
-        *(x.data_ptr() for x in (out, q, keys, values)),
-        *map(address, (key_scales, value_scales)),
-        *(x.data_ptr() for x in (block_tables, seq_lens, query_start)),
-        q.stride(0),
-        block_tables.shape[1],
-        len(seq_lens),
-        q.shape[1],
-        keys.shape[1],
-        q.shape[2],
-        keys.shape[2],
-        window or 0,
-        scale,
-        soft_cap or 0.0,
-        *formats,
-        False,
-        q.element_size(),
-        torch.get_num_threads(),
-    )
+    tensors = out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, query_start
+    heads, batch = (q.shape[1], keys.shape[1], q.shape[2]), (block_tables.shape[1], len(seq_lens))
+    options = window or 0, scale, soft_cap or 0.0, *formats, False, q.element_size(), torch.get_num_threads()
+    library.kvlab_paged_attention(*map(address, tensors), q.stride(0), *batch, *heads, keys.shape[2], *options)
     return out

@@ -16,20 +16,9 @@ def rms_norm(
     """
     x = x.contiguous()
     out = torch.empty_like(x)
-    size = x.shape[-1]
-    load().kvlab_rms_norm(
-        address(x),
-        address(residual),
-        address(weight),
-        eps,
-        x.numel() // size,
-        size,
-        address(out),
-        False,
-        x.element_size(),
-        weight.element_size(),
-        torch.get_num_threads(),
-    )
+    size, tensors = x.shape[-1], map(address, (x, residual, weight))
+    options = address(out), False, x.element_size(), weight.element_size(), torch.get_num_threads()
+    load().kvlab_rms_norm(*tensors, eps, x.numel() // size, size, *options)
     return out
 
 
@@ -72,29 +61,15 @@ def rotate_and_store(
         raise ValueError(f"heads of {head_dim}: must be even, and at most {MAX_HEAD_DIM}")
     heads = all_heads - 2 * kv_heads
     q = qkv.new_empty(tokens, heads, head_dim)
+    element = qkv.element_size()
     load().kvlab_rotate_and_store(
-        address(qkv),
-        address(q_weight),
-        address(k_weight),
+        *map(address, (qkv, q_weight, k_weight)),
         eps,
-        address(cosine),
-        address(sine),
-        address(positions),
-        address(slot_mapping),
-        tokens,
-        heads,
-        kv_heads,
-        head_dim,
-        block_size,
-        address(q),
-        address(keys),
-        address(values),
-        address(key_scales),
-        address(value_scales),
-        kv_format(keys),
-        kv_format(values),
-        qkv.element_size(),
-        qkv.element_size() if q_weight is None else q_weight.element_size(),
+        *map(address, (cosine, sine, positions, slot_mapping)),
+        *(tokens, heads, kv_heads, head_dim, block_size),
+        *map(address, (q, keys, values, key_scales, value_scales)),
+        *(kv_format(keys), kv_format(values), element),
+        element if q_weight is None else q_weight.element_size(),
         torch.get_num_threads(),
     )
     return q
@@ -113,15 +88,6 @@ def topk(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.contiguous()
     values = torch.empty(rows, count, dtype=x.dtype)
     indices = torch.empty(rows, count, dtype=torch.int64)
-    load().kvlab_topk(
-        x.data_ptr(),
-        x.stride(0),
-        rows,
-        size,
-        count,
-        values.data_ptr(),
-        indices.data_ptr(),
-        x.element_size(),
-        torch.get_num_threads(),
-    )
+    out = *map(address, (values, indices)), x.element_size(), torch.get_num_threads()
+    load().kvlab_topk(address(x), x.stride(0), rows, size, count, *out)
     return values, indices

@@ -132,37 +132,20 @@ class Layers:
         # Behind the last attention, where that saves a tile of rows, the others are left out.
         few = self._attend and len(sampled) + TILE_SIDE <= tokens
         left = len(sampled) if few else tokens
-        step = LayersStep(
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            key_scales=address(key_scales),
-            value_scales=address(value_scales),
-            rows=blocks * kv_heads * block_size,
-            positions=positions.data_ptr(),
-            slot_mapping=slot_mapping.data_ptr(),
-            block_tables=block_tables.data_ptr(),
-            places=address(places),
-            seq_lens=seq_lens.data_ptr(),
-            query_start=query_start.data_ptr(),
-            sampled=sampled.data_ptr(),
-            residual=residual.data_ptr(),
-            delta=delta.data_ptr(),
-            normed=normed.data_ptr(),
-            scratch=scratch.data_ptr(),
-            times=address(times),
-            sums=address(self._sums),
+        step = LayersStep(  # in the groups of interface.hpp
+            keys=address(keys), values=address(values),
+            key_scales=address(key_scales), value_scales=address(value_scales), rows=blocks * kv_heads * block_size,
+            positions=address(positions), slot_mapping=address(slot_mapping),
+            block_tables=address(block_tables), places=address(places),
+            seq_lens=address(seq_lens), query_start=address(query_start), sampled=address(sampled),
+            residual=address(residual), delta=address(delta), normed=address(normed), scratch=address(scratch),
+            times=address(times), sums=address(self._sums),
             sum=None if self._sum is None else ctypes.cast(self._sum, ctypes.c_void_p),
-            tokens=tokens,
-            num_sampled=left,
-            hidden=self._hidden,
-            num_sequences=len(seq_lens),
-            table_width=block_tables.shape[-1],
-            block_size=block_size,
-            key_format=formats[0],
-            value_format=formats[1],
-            element_bytes=x.element_size(),
-            threads=torch.get_num_threads(),
-        )
+            tokens=tokens, num_sampled=left, hidden=self._hidden, num_sequences=len(seq_lens),
+            table_width=block_tables.shape[-1], block_size=block_size,
+            key_format=formats[0], value_format=formats[1],
+            element_bytes=x.element_size(), threads=torch.get_num_threads(),
+        )  # fmt: skip
         self._run(ctypes.addressof(self._parts), len(self._parts), ctypes.addressof(step))
         if self._failure is not None:
             failure, self._failure = self._failure, None

@@ -71,8 +71,7 @@ def load_formats() -> ctypes.CDLL:
     compiled and kept as `load` says, so that who stores K and V plainly need not wait for it. Raises KernelError as
     `load` does.
     """
-    environ = os.environ
-    outcome = _attempt_formats(*[environ.get(name) for name in _SETTINGS])
+    outcome = _attempt_formats(*map(os.environ.get, _SETTINGS))
     if isinstance(outcome, KernelError):
         raise outcome
     return outcome
@@ -84,8 +83,7 @@ def paths() -> Paths:
 
 
 def _loaded() -> tuple[ctypes.CDLL, Paths]:
-    environ = os.environ
-    outcome = _attempt(*[environ.get(name) for name in _SETTINGS])
+    outcome = _attempt(*map(os.environ.get, _SETTINGS))
     if isinstance(outcome, KernelError):
         raise outcome
     return outcome

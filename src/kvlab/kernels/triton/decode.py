@@ -29,37 +29,12 @@ _SMALL_ARCHITECTURES = (86, 89, 120, 121)
 
 @triton.jit(do_not_specialize=["table_stride", "split_tokens", "splits"])
 def _decode(
-    q,
-    keys,
-    values,
-    block_tables,
-    seq_lens,
-    query_start,
-    out,
-    partial,
-    partial_log,
-    scale,
-    cap,
-    window,
-    table_stride,
-    split_tokens,
-    splits,
-    q_stride,
-    q_head_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    out_stride,
-    out_head_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    q, keys, values, block_tables, seq_lens, query_start, out, partial, partial_log,
+    scale, cap, window, table_stride, split_tokens, splits,
+    q_stride, q_head_stride, block_stride, head_stride, slot_stride, out_stride, out_head_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    TILE: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """One (sequence, KV head, split): the group's query heads are the rows that share each tile of K and V."""
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -96,18 +71,9 @@ def _decode(
     for first in range(begin, stop, TILE):
         tokens = first + tl.arange(0, TILE)
         k, v = load_keys_and_values(
-            keys + kv_head.to(tl.int64) * head_stride,
-            values + kv_head.to(tl.int64) * head_stride,
-            blocks,
-            first,
-            stop,
-            block_stride,
-            slot_stride,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            COLS,
-            TILE,
-        )
+            keys + kv_head.to(tl.int64) * head_stride, values + kv_head.to(tl.int64) * head_stride,
+            blocks, first, stop, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, COLS, TILE,
+        )  # fmt: skip
         blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
         seen = tokens < stop
         if SPLIT or window is not None:
@@ -127,20 +93,9 @@ def _decode(
 
 @triton.jit(do_not_specialize=["split_tokens", "splits"])
 def _combine(
-    partial,
-    partial_log,
-    seq_lens,
-    query_start,
-    out,
-    window,
-    split_tokens,
-    splits,
-    out_stride,
-    out_head_stride,
-    HEAD_DIM: tl.constexpr,
-    COLS: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    partial, partial_log, seq_lens, query_start, out, window, split_tokens, splits, out_stride, out_head_stride,
+    HEAD_DIM: tl.constexpr, COLS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One (sequence, query head): the splits' results, each weighted by the sum of its weights."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -226,26 +181,9 @@ def paged_decode(
         partial_log = q.new_empty((batch, heads, splits), dtype=torch.float32)
     score_scale, cap = score_factors(scale, soft_cap)
     _decode[(batch, kv_heads, splits)](
-        q,
-        keys,
-        values,
-        block_tables,
-        seq_lens,
-        query_start,
-        out,
-        partial,
-        partial_log,
-        score_scale,
-        cap,
-        window,
-        block_tables.stride(0),
-        split_tokens,
-        splits,
-        q.stride(0),
-        q.stride(1),
-        *keys.stride()[:3],
-        out.stride(0),
-        out.stride(1),
+        *(q, keys, values, block_tables, seq_lens, query_start, out, partial, partial_log),
+        *(score_scale, cap, window, block_tables.stride(0), split_tokens, splits),
+        *(*q.stride()[:2], *keys.stride()[:3], *out.stride()[:2]),
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
@@ -259,16 +197,7 @@ def paged_decode(
     )
     if splits > 1:
         _combine[(batch, heads)](
-            partial,
-            partial_log,
-            seq_lens,
-            query_start,
-            out,
-            window,
-            split_tokens,
-            splits,
-            out.stride(0),
-            out.stride(1),
+            *(partial, partial_log, seq_lens, query_start, out, window, split_tokens, splits, *out.stride()[:2]),
             HEAD_DIM=head_dim,
             COLS=cols,
             SPLITS=triton.next_power_of_2(splits),

@@ -46,18 +46,9 @@ def look_up(table, first, stop, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def load_keys_and_values(
-    keys,
-    values,
-    blocks,
-    first,
-    stop,
-    block_stride,
-    slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    keys, values, blocks, first, stop, block_stride, slot_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """K `[COLS, TILE]` and V `[TILE, COLS]` of one head from token `first` on, in the `blocks` of `look_up`; 0
     from `stop` on and beyond the head.
     """

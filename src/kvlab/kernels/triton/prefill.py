@@ -21,35 +21,12 @@ _TILE_BYTES = 8 * 1024
 
 @triton.jit(do_not_specialize=["table_stride", "sequences"])
 def _prefill(
-    q,
-    keys,
-    values,
-    block_tables,
-    seq_lens,
-    query_start,
-    out,
-    scale,
-    cap,
-    window,
-    table_stride,
-    sequences,
-    q_stride,
-    q_head_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    out_stride,
-    out_head_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    LEAST: tl.constexpr,
-):
+    q, keys, values, block_tables, seq_lens, query_start, out,
+    scale, cap, window, table_stride, sequences,
+    q_stride, q_head_stride, block_stride, head_stride, slot_stride, out_stride, out_head_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr, SEQUENCES: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
     """One (tile of queries, KV head): rows are QUERIES tokens times the GROUP query heads of the KV head.
 
     Sequence i begins at tile `query_start[i] // QUERIES + i`. That leaves room for the tiles of each, of which the
@@ -93,18 +70,9 @@ def _prefill(
     for first in range(start, stop, TILE):
         tokens = first + tl.arange(0, TILE)
         k, v = load_keys_and_values(
-            keys + kv_head.to(tl.int64) * head_stride,
-            values + kv_head.to(tl.int64) * head_stride,
-            blocks,
-            first,
-            stop,
-            block_stride,
-            slot_stride,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            COLS,
-            TILE,
-        )
+            keys + kv_head.to(tl.int64) * head_stride, values + kv_head.to(tl.int64) * head_stride,
+            blocks, first, stop, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, COLS, TILE,
+        )  # fmt: skip
         blocks = look_up(table, first + TILE, stop, BLOCK_SIZE, TILE)
         ahead = position[:, None] - tokens[None, :]
         visible = ahead >= 0
@@ -169,23 +137,9 @@ def paged_prefill(
     queries = rows // group
     score_scale, cap = score_factors(scale, soft_cap)
     _prefill[(tokens // queries + batch, kv_heads)](
-        q,
-        keys,
-        values,
-        block_tables,
-        seq_lens,
-        query_start,
-        out,
-        score_scale,
-        cap,
-        window,
-        block_tables.stride(0),
-        batch,
-        q.stride(0),
-        q.stride(1),
-        *keys.stride()[:3],
-        out.stride(0),
-        out.stride(1),
+        *(q, keys, values, block_tables, seq_lens, query_start, out),
+        *(score_scale, cap, window, block_tables.stride(0), batch),
+        *(*q.stride()[:2], *keys.stride()[:3], *out.stride()[:2]),
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,

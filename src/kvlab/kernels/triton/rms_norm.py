@@ -10,19 +10,9 @@ _WIDEST = 65536
 
 @triton.jit
 def _rms_norm(
-    x,
-    weight,
-    residual,
-    out,
-    eps,
-    x_stride,
-    x_inner_stride,
-    residual_stride,
-    INNER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLS: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
+    x, weight, residual, out, eps, x_stride, x_inner_stride, residual_stride,
+    INNER: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
     """One row: row r of x is at (r // INNER, r % INNER)."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, COLS)
@@ -62,16 +52,9 @@ def rms_norm(
     out = x.new_empty(x.shape)
     if not x.numel():
         return out
-    cols = triton.next_power_of_2(width)
+    cols, strides = triton.next_power_of_2(width), (x.stride(0), x.stride(1) if x.dim() == 3 else 0)
     _rms_norm[(x.numel() // width,)](
-        x,
-        weight,
-        residual,
-        out,
-        eps,
-        x.stride(0),
-        x.stride(1) if x.dim() == 3 else 0,
-        0 if residual is None else residual.stride(0),
+        *(x, weight, residual, out, eps, *strides, 0 if residual is None else residual.stride(0)),
         INNER=inner,
         WIDTH=width,
         COLS=cols,

@@ -7,17 +7,9 @@ import triton.language as tl
 
 @triton.jit
 def _rotate_heads(
-    x,
-    head_stride,
-    lower_cos,
-    upper_cos,
-    lower_sin,
-    upper_sin,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    x, head_stride, lower_cos, upper_cos, lower_sin, upper_sin,
+    HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Rotate the HEADS heads of one token at `x`; both halves are read before either is written."""
     heads = tl.arange(0, ROWS)
     dims = tl.arange(0, COLS)
@@ -33,24 +25,11 @@ def _rotate_heads(
 
 @triton.jit
 def _rotary(
-    q,
-    k,
-    cos,
-    sin,
-    rows,
-    q_stride,
-    q_head_stride,
-    k_stride,
-    k_head_stride,
-    cos_stride,
-    sin_stride,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    Q_ROWS: tl.constexpr,
-    K_ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    q, k, cos, sin, rows,
+    q_stride, q_head_stride, k_stride, k_head_stride, cos_stride, sin_stride,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
+    Q_ROWS: tl.constexpr, K_ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """One token: its angles are read once for all heads of q and k."""
     token = tl.program_id(0).to(tl.int64)
     row = token
@@ -93,17 +72,7 @@ def rotate_in_place(
     if count == 0:
         return
     _rotary[(count,)](
-        q,
-        k,
-        cos,
-        sin,
-        rows,
-        q.stride(0),
-        q.stride(1),
-        k.stride(0),
-        k.stride(1),
-        cos.stride(0),
-        sin.stride(0),
+        *(q, k, cos, sin, rows, *q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0)),
         Q_HEADS=heads,
         K_HEADS=kv_heads,
         HALF=head_dim // 2,

@@ -10,24 +10,10 @@ _NUMBERS = 2048
 
 @triton.jit(do_not_specialize=["count"])
 def _scatter(
-    k,
-    v,
-    keys,
-    values,
-    slot_mapping,
-    count,
-    k_stride,
-    k_head_stride,
-    v_stride,
-    v_head_stride,
-    block_stride,
-    head_stride,
-    slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    k, v, keys, values, slot_mapping, count,
+    k_stride, k_head_stride, v_stride, v_head_stride, block_stride, head_stride, slot_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """One (tile of tokens, KV head)."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
@@ -65,17 +51,8 @@ def scatter_kv(
     cols = triton.next_power_of_2(head_dim)
     tokens = min(max(1, _NUMBERS // cols), triton.next_power_of_2(count))
     _scatter[(triton.cdiv(count, tokens), kv_heads)](
-        k,
-        v,
-        keys,
-        values,
-        slot_mapping,
-        count,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        *keys.stride()[:3],
+        *(k, v, keys, values, slot_mapping, count),
+        *(*k.stride()[:2], *v.stride()[:2], *keys.stride()[:3]),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=keys.shape[2],
         TOKENS=tokens,

@@ -82,13 +82,7 @@ class Proposal:
 
     @classmethod
     def of(
-        cls,
-        kind: str,
-        changes: Sequence[Change],
-        gain: Gain,
-        again: Gain,
-        figures: Figures,
-        words: Sequence[str],
+        cls, kind: str, changes: Sequence[Change], gain: Gain, again: Gain, figures: Figures, words: Sequence[str]
     ) -> Proposal:
         """Of changes to the settings that `words` of a command line give."""
         changed = {key for change in changes for key in change.settings}

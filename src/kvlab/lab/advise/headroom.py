@@ -51,20 +51,15 @@ class TrafficSummary:
 def summary(workload: WorkloadConfig, requests: Sequence[Request]) -> TrafficSummary:
     """What the traffic is."""
     arrivals = np.array([request.arrival_s for request in requests if request.follows is None])
-    lengths = grown_lengths(list(requests))
+    grown = grown_lengths(list(requests))
     outputs = [request.expected_tokens for request in requests]
-    prompts = [lengths[request.request_id] - request.expected_tokens for request in requests]
-    seconds, gaps = float(arrivals[-1] - arrivals[0]), np.diff(arrivals)
-    return TrafficSummary(
-        len(requests),
-        len(arrivals),
-        seconds,
-        (len(arrivals) - 1) / seconds if seconds else None,
-        float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None,
-        tuple(np.percentile(prompts, (50, 99)).tolist()),
-        tuple(np.percentile(outputs, (50, 99)).tolist()),
-        unknown_prompts(workload),
-    )
+    prompts = [grown[request.request_id] - request.expected_tokens for request in requests]
+    count, seconds, gaps = len(arrivals), float(arrivals[-1] - arrivals[0]), np.diff(arrivals)
+    per_s = (count - 1) / seconds if seconds else None
+    varies = float(gaps.std() / gaps.mean()) if seconds and len(gaps) > 1 else None
+    prompt, output = (tuple(np.percentile(lengths, (50, 99)).tolist()) for lengths in (prompts, outputs))
+    unknown = unknown_prompts(workload)
+    return TrafficSummary(len(requests), count, seconds, per_s, varies, prompt, output, unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,7 @@ def _busy(families: list[list[Request]], sizes: np.ndarray, most: int) -> tuple[
         windows.append((first, end))
         loads.append(tokens / max(seconds, 1e-9))
         first += max(1, (end - first) // 2)
-    nearest = np.abs(np.array(loads) - np.percentile(loads, _BUSY)).argmin()
-    return windows[int(nearest)]
+    return windows[int(np.abs(np.array(loads) - np.percentile(loads, _BUSY)).argmin())]
 
 
 def _tokens(request: Request) -> int:

@@ -96,8 +96,7 @@ def _changed(explained: Explanation, keys: Collection[SampleKey]) -> Iterator[tu
 
 def _of_each(plan: RunPlan, change: Callable[[RunPlan], RunPlan]) -> RunPlan:
     """The plan with a change of all its replicas."""
-    groups = tuple(group._replace(plan=change(group.plan)) for group in plan.groups)
-    return replace(change(plan), groups=groups)
+    return replace(change(plan), groups=tuple(group._replace(plan=change(group.plan)) for group in plan.groups))
 
 
 def _twice_the_blocks(plan: RunPlan) -> RunPlan:

@@ -63,7 +63,7 @@ class Timeline:
         return len(self._intervals)
 
     def add(self, cause: Cause, start_s: float, end_s: float) -> None:
-        """It goes on until `end_s`."""
+        """Append an interval, or lengthen the last where it has the same cause."""
         last = self._intervals[-1] if self._intervals else None
         if last is not None and last.cause is cause:
             self._intervals[-1] = last._replace(end_s=end_s)
@@ -115,7 +115,7 @@ class Life:
     _joined: tuple[Timeline, int] | None = None
 
     def add(self, cause: Cause, end_s: float) -> None:
-        """It went on until `end_s`."""
+        """Append the time from `until_s` to `end_s`, or lengthen the last interval where it has the same cause."""
         if end_s <= self.until_s:
             return
         last = self.parts[-1] if self.parts else None
@@ -126,18 +126,18 @@ class Life:
         self.until_s = end_s
 
     def join(self, timeline: Timeline) -> None:
-        """From its last time on, which is in the last step or behind it, it does what the timeline says."""
+        """Share the intervals of a timeline from `until_s` on, which is in the last step or behind it."""
         self._joined = timeline, max(len(timeline) - _OF_STEP, 0)
 
     def leave(self, end_s: float) -> None:
-        """It does so no more from `end_s` on."""
+        """Leave the timeline at `end_s`."""
         if self._joined is not None and end_s > self.until_s:
             self.parts.append(_Part(*self._joined, self.until_s, end_s))
             self.until_s = end_s
         self._joined = None
 
     def cut(self, end_s: float) -> None:
-        """It ended before what was noted last."""
+        """Drop what is noted behind `end_s`."""
         while self.parts and self.until_s > end_s:
             last = self.parts.pop()
             self.until_s = last.start_s
@@ -146,14 +146,14 @@ class Life:
                 self.until_s = end_s
 
     def rename(self, cause: Cause, other: Cause) -> None:
-        """What it did for one cause was for another."""
+        """Give the intervals of a cause another."""
         self.parts = [
             part._replace(cause=other) if isinstance(part, Interval) and part.cause is cause else part
             for part in self.parts
         ]
 
     def detail(self, cause: Cause, own: Life) -> None:
-        """What it did for a cause is what another life of the request says of that time."""
+        """Replace the intervals of a cause by what `own`, another life of the request, has in that time."""
         parts, self.parts = self.parts, []
         for part in parts:
             self.until_s = part.start_s
@@ -170,7 +170,7 @@ class Life:
                 self.until_s = part.end_s
 
     def follow(self, own: Life) -> None:
-        """From its last time on it did what another life of the request says."""
+        """Append what `own`, another life of the request, has behind `until_s`."""
         for part in own.parts:
             if part.end_s > self.until_s:
                 self.parts.append(part._replace(start_s=max(part.start_s, self.until_s)))

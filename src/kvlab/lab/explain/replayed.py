@@ -204,8 +204,7 @@ def quiet(config: RunConfig) -> RunConfig:
 
 def _played_back(config: RunConfig, directory: Path) -> RunConfig:
     """A run that computed its steps, with the times that were recorded."""
-    executor = replace(config.executor, kind="playback", recording=str(directory))
-    return replace(quiet(config), executor=executor)
+    return replace(quiet(config), executor=replace(config.executor, kind="playback", recording=str(directory)))
 
 
 @contextmanager

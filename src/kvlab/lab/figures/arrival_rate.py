@@ -44,8 +44,7 @@ def rate_figure(records: Sequence[RunRecord], *, share: float = 99.0, keys: Sequ
         style.title(panel, _PANELS[name])
         looks = zip(cycle(style.LINES), cycle(style.MARKERS), strict=False)
         for (label, members), (colour, marker) in zip(lines.items(), looks, strict=False):
-            values = members.values_over(key, name)
-            at = {rate: median(repeats) for rate, repeats in values.items() if repeats}
+            at = {rate: median(some) for rate, some in members.values_over(key, name).items() if some}
             text = _named(label, members, key, share) if not number and key in RATES else None
             panel.plot(list(at), list(at.values()), color=colour, marker=marker, markersize=4.5, label=text)
         limit = share if name == ATTAINMENT else _limit(name, records)

@@ -215,8 +215,8 @@ class _Canvas:
 def _covered(
     rows: NDArray[np.int64], begin: NDArray[np.int32], end: NDArray[np.int32], shape: tuple[int, int, int]
 ) -> NDArray[np.int64]:
-    """How many boxes, a row and columns from `begin` to before `end` each, cover each cell of several grids, whose
-    rows are counted on.
+    """How many boxes cover each cell of several grids of one size. A box is one row, from column `begin` to before
+    `end`; rows are numbered on from grid to grid.
     """
     kinds, height, columns = shape
     first, size = rows * (columns + 1), kinds * height * (columns + 1)

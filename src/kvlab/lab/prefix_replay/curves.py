@@ -75,18 +75,9 @@ def replay_curves(
         name: [traffic.hit_rate(blocks_of.get(Task(name, size), traffic.found_at_most)) for size in sizes]
         for name in names
     }
-    return ReplayCurves(
-        workload,
-        len(traffic.visits),
-        traffic.prompt_tokens,
-        traffic.block_size,
-        traffic.contents,
-        concurrency,
-        sizes,
-        rates,
-        traffic.hit_rate(traffic.found_at_most),
-        reuse(traffic),
-    )
+    counts = len(traffic.visits), traffic.prompt_tokens, traffic.block_size, traffic.contents
+    ceiling = traffic.hit_rate(traffic.found_at_most)
+    return ReplayCurves(workload, *counts, concurrency, sizes, rates, ceiling, reuse(traffic))
 
 
 def _sizes(least: int, most: int) -> list[int]:

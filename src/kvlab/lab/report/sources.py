@@ -134,9 +134,7 @@ def _read_stored(store: Store, run: TrackedRun, directory: Path) -> RunRecord:
             status=run.tags.get("kvlab.status", run.state.lower()),
             error=run.tags.get("kvlab.error"),
             config={key: _value(text) for key, text in run.params.items()},
-            choices={
-                key.removeprefix("choice."): text for key, text in run.tags.items() if key.startswith("choice.")
-            },
+            choices=run.choices,
             metrics=run.metrics,
             tags=run.tags,
             directory=directory,

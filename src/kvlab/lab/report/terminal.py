@@ -13,13 +13,9 @@ _STYLES = {"good": "green", "bad": "red"}
 _WIDE = 3  # with more groups than this each is a row, and only the main metrics are columns
 _COLUMNS = 6
 _MAIN_METRICS = (
-    "throughput/output_tokens_per_s",
-    "latency/ttft_ms_p50",
-    "latency/tpot_ms_p50",
-    "latency/e2el_ms_p99",
-    "capacity/peak_running",
-    "requests/preemptions",
-)
+    "throughput/output_tokens_per_s", "latency/ttft_ms_p50", "latency/tpot_ms_p50", "latency/e2el_ms_p99",
+    "capacity/peak_running", "requests/preemptions",
+)  # fmt: skip
 
 
 def print_report(report: Report, console: Terminal) -> None:

@@ -53,5 +53,4 @@ def write_artifacts(directory: Path, log: RunLog, summary: dict[str, Any], confi
 
 def write_summary(directory: Path, summary: dict[str, Any]) -> None:
     """Write summary.json alone. Raises OutputError."""
-    text = json.dumps(summary, indent=2, sort_keys=True, default=str)
-    write_text(directory / run_files.SUMMARY, text + "\n")
+    write_text(directory / run_files.SUMMARY, json.dumps(summary, indent=2, sort_keys=True, default=str) + "\n")

@@ -96,6 +96,40 @@ class _Arrivals:
             self.unsent.append(f"{shown(last)} was not sent: {shown(name)}, an earlier turn, {why}")
 
 
+class _Idle:
+    """Steps in turn that did nothing, with nothing to come: so many, since then."""
+
+    def __init__(self) -> None:
+        self._steps, self._since_s = 0, 0.0
+
+    def end(self) -> None:
+        """A step did something."""
+        self._steps = 0
+
+    def wait(self, engine: ServingEngine, arrivals: _Arrivals) -> None:
+        """A step did nothing, and requests have not ended: wait until something is to come. Raises
+        EngineStoppedError where nothing is, and steps go on doing nothing.
+        """
+        clock, request = engine.clock, arrivals.upcoming()
+        is_logical, before_s = isinstance(clock, LogicalClock), clock.now()
+        times = (request.arrival_s if request else None, engine.next_wakeup())
+        # Of another engine inf is a time, too: its clock lets it work while somebody waits.
+        known = [time for time in times if time is not None and (time < math.inf or not is_logical)]
+        if known:
+            clock.wait_until(min(*known, math.inf if is_logical else before_s + _MAX_SLEEP_S))
+        is_known = any(before_s < time < math.inf for time in known) or request is not None  # when it goes on
+        if clock.now() > before_s if is_logical else is_known:
+            self._steps, self._since_s = 0, before_s
+            return
+        self._steps, self._since_s = self._steps + 1, self._since_s if self._steps else before_s
+        # Of other engines nobody knows what they do meanwhile; theirs have a limit of their own.
+        lasts = is_logical or (isinstance(engine, Repeating) and before_s - self._since_s > _MOST_IDLE_S)
+        if self._steps > _MOST_IDLE and lasts:
+            text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
+            first = shown(next(iter(arrivals.open), "none"))
+            raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
+
+
 @gc_frozen()
 def drive(
     engine: ServingEngine,
@@ -124,7 +158,7 @@ def drive(
 
     repeat = engine.repeat if at_once and isinstance(engine, Repeating) else lambda until_s: StepLog()
     clock.restart()
-    idle, busy_s = 0, 0.0  # steps in turn that did nothing, with nothing to come, and since when
+    idle = _Idle()
     while arrivals or engine.has_work():
         if should_stop():
             log.interrupted = True
@@ -142,32 +176,16 @@ def drive(
         if taken := repeat(until_s):
             log.steps.extend(taken)
             on_step(log, taken[0])
-            idle = 0
+            idle.end()
             continue
         if request is not None and isinstance(clock, WallClock):
             clock.hold(looked_s)  # when the step begins: what arrives from here on is in the next one
         record = engine.step()
         if record is not None:
             log.steps.append(record)
-            idle = 0
+            idle.end()
         elif arrivals or engine.has_work():
-            request = arrivals.upcoming()
-            times = (request.arrival_s if request else None, engine.next_wakeup())
-            is_logical, before_s = isinstance(clock, LogicalClock), clock.now()
-            # Of another engine inf is a time, too: its clock lets it work while somebody waits.
-            known = [time for time in times if time is not None and (time < math.inf or not is_logical)]
-            if known:
-                longest = math.inf if is_logical else before_s + _MAX_SLEEP_S
-                clock.wait_until(min(*known, longest))
-            is_known = any(before_s < time < math.inf for time in known) or request is not None  # when it goes on
-            goes_on = clock.now() > before_s if is_logical else is_known
-            idle, busy_s = (0, before_s) if goes_on else (idle + 1, busy_s if idle else before_s)
-            # Of other engines nobody knows what they do meanwhile; theirs have a limit of their own.
-            lasts = is_logical or (isinstance(engine, Repeating) and before_s - busy_s > _MOST_IDLE_S)
-            if idle > _MOST_IDLE and lasts:
-                text = f"steps do nothing any more, and {len(arrivals.open)} requests have not ended"
-                first = shown(next(iter(arrivals.open), "none"))
-                raise EngineStoppedError(f"{text}, the first {first}; {WHY_IDLE}")
+            idle.wait(engine, arrivals)
         on_step(log, record)
     log.refused += arrivals.unsent
     log.unsent = len(arrivals.unsent)

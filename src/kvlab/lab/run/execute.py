@@ -86,8 +86,7 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
-        reason = reason_of(error)
-        recording.finish(log, metrics, _failure(error), reason)
+        recording.finish(log, metrics, _failure(error), reason_of(error))
         raise
     is_stopped = status is RunStatus.INTERRUPTED
     with stop_on_signal(context.console, "stopping once the results are written", asked=is_stopped) as was_asked:

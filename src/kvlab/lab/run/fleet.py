@@ -62,19 +62,10 @@ def make_fleet(
     fleet, first = config.fleet, replicas[0]
     is_open = config.workload.concurrency is None and all(request.follows is None for request in requests)
     hot = hot_prefixes(requests, first.pool.block_size) if config.figures and _shares_prefixes(first) else None
-    store = None
-    if blocks := _store_blocks(first, fleet):
-        store = SharedStore(blocks, first.pool.block_size * first.pool.bytes_per_slot)
-    return build_fleet(
-        fleet,
-        makers,
-        _link_rates(replicas, fleet),
-        store,
-        prefill_s=_prefill_times(replicas),
-        hot=hot,
-        seed=config.seed,
-        is_open=is_open,
-    )
+    blocks = _store_blocks(first, fleet)
+    store = SharedStore(blocks, first.pool.block_size * first.pool.bytes_per_slot) if blocks else None
+    rates, times = _link_rates(replicas, fleet), _prefill_times(replicas)
+    return build_fleet(fleet, makers, rates, store, prefill_s=times, hot=hot, seed=config.seed, is_open=is_open)
 
 
 def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[LinkRate]:
@@ -86,17 +77,11 @@ def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[Link
     pieces = 2 * layers_per_block(groups) if link.pieces == "layer" else 1
     senders = replicas if fleet.neighbours else replicas[: fleet.prefill]
     sending = [sender.config.executor.devices for sender in senders]
-    return [
-        LinkRate(
-            link,
-            min([replica.config.executor.devices, *sending]),
-            replica.pool.block_size * replica.pool.bytes_per_slot,
-            pieces,
-            first.model.num_layers,
-            groups,
-        )
-        for replica in replicas
-    ]
+    rates = list[LinkRate]()
+    for replica in replicas:
+        devices, block = replica.config.executor.devices, replica.pool.block_size * replica.pool.bytes_per_slot
+        rates.append(LinkRate(link, min([devices, *sending]), block, pieces, first.model.num_layers, groups))
+    return rates
 
 
 def _prefill_times(replicas: Sequence[EnginePlan]) -> list[PrefillTime]:
@@ -122,5 +107,4 @@ def _shares_prefixes(plan: EnginePlan) -> bool:
 
 def _store_blocks(plan: EnginePlan, fleet: FleetConfig) -> int:
     """Blocks that `fleet.store` holds."""
-    size = parse_bytes(fleet.store or "0B", key="fleet.store")
-    return size // (plan.pool.block_size * plan.pool.bytes_per_slot)
+    return parse_bytes(fleet.store or "0B", key="fleet.store") // (plan.pool.block_size * plan.pool.bytes_per_slot)

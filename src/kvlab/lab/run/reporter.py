@@ -70,8 +70,7 @@ class Reporter:
         """What is about to run."""
         context, console, config = self.context, self.console, plan.config
         if context.in_sweep:
-            heading = marked("[bold]{}[/]", context.heading or context.name)
-            console.rule(heading, align="left", style="dim")
+            console.rule(marked("[bold]{}[/]", context.heading or context.name), align="left", style="dim")
         elif config.verbose:
             recorded = as_recorded(asdict(config), context.made.written())
             console.print(config_tree(recorded, context.made.choices))

@@ -28,6 +28,11 @@ class TrackedRun:
     tags: Mapping[str, str]
 
     @property
+    def choices(self) -> dict[str, str]:
+        """What was chosen in each group of settings."""
+        return {key.removeprefix("choice."): text for key, text in self.tags.items() if key.startswith("choice.")}
+
+    @property
     def finished(self) -> bool:
         """Whether it ran to its end."""
         return self.state == "FINISHED" and self.tags.get("kvlab.status") == RunStatus.FINISHED

@@ -103,8 +103,7 @@ class TorchOps(Ops):
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         total = residual + x
-        weight = norm.weight.float()
-        return total, functional.rms_norm(total, (x.shape[-1],), weight, norm.eps).to(x.dtype)
+        return total, functional.rms_norm(total, (x.shape[-1],), norm.weight.float(), norm.eps).to(x.dtype)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -8,14 +8,7 @@ from typing import Any, ClassVar
 
 from kvlab.config import WorkloadConfig
 from kvlab.errors import WorkloadError, shown
-from kvlab.workloads.lines import (
-    is_indented,
-    json_object,
-    read_document,
-    read_documents,
-    read_head,
-    read_lines,
-)
+from kvlab.workloads.lines import is_indented, json_object, read_document, read_documents, read_head, read_lines
 from kvlab.workloads.prompt_blocks import BlockHasher, Encode
 from kvlab.workloads.trace_format import TracedRequest
 from kvlab.workloads.traces import Place, Row

@@ -110,9 +110,8 @@ class History:
         """Put the results of a run into a directory: its files, or where the store has lost them its figures.
         Returns these, which are known even where nothing can be written: then `unwritten` says why.
         """
-        choices = {k.removeprefix("choice."): v for k, v in run.tags.items() if k.startswith("choice.")}
         summary: dict[str, Any] = {"name": name, "run_id": run.run_id, "status": "finished", "error": None}
-        summary |= {"metrics": dict(run.metrics), "choices": choices}
+        summary |= {"metrics": dict(run.metrics), "choices": run.choices}
         try:
             fetch_files(self.store, run.run_id, directory)
             if not (directory / SUMMARY).exists():

@@ -69,8 +69,7 @@ class SweepProgress:
         # A job that failed or did not fit took no time; a run that was done before took none of this sweep's.
         ran = sum(result["status"] == "finished" for result in results) - len(self._plan.done_before)
         if done < len(jobs) and ran > 0:
-            passed = time.time() - self._plan.started
-            line += f", about {clock(passed / ran * (len(jobs) - done))} left"
+            line += f", about {clock((time.time() - self._plan.started) / ran * (len(jobs) - done))} left"
         print(line, flush=True)
 
     @contextmanager

@@ -26,13 +26,8 @@ from kvlab.lab.settings import key_of, run_command
 from kvlab.lab.terminal import Terminal
 
 _COLUMNS = (
-    ATTAINMENT,
-    "slo/ttft_attainment",
-    "slo/tpot_attainment",
-    GOODPUT,
-    "latency/ttft_ms_p99",
-    "latency/tpot_ms_p99",
-)
+    ATTAINMENT, "slo/ttft_attainment", "slo/tpot_attainment", GOODPUT, "latency/ttft_ms_p99", "latency/tpot_ms_p99",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

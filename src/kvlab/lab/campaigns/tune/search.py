@@ -12,14 +12,7 @@ from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.pictures import draw_search, trial_rows, write_page
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
-from kvlab.lab.campaigns.tune.study import (
-    STORAGE_ERRORS,
-    best_trial,
-    counted,
-    open_study,
-    search,
-    storage_reason,
-)
+from kvlab.lab.campaigns.tune.study import STORAGE_ERRORS, best_trial, counted, open_study, search, storage_reason
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.capacity import plan_capacity
 from kvlab.lab.files import attempt, replacing, write_csv
