@@ -1,7 +1,8 @@
 """A pool of groups of layers driven by random calls, its tensors beside what they should hold.
 
-Each layer is a group with a window of its own. Whatever a query sees has to be in the blocks of its layer bit for
-bit; blocks that nobody holds and that hold nothing to share are overwritten after each call.
+Each layer is a group with a window of its own, or a state in place of K and V. Whatever a query sees has to be in
+the blocks of its layer bit for bit; blocks that nobody holds and that hold nothing to share are overwritten after
+each call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from kvlab.core import PoolStats
 from kvlab.errors import OutOfBlocksError
 from kvlab.kv.eviction import EVICTION_POLICIES
-from kvlab.kv.groups import LayerGroup
+from kvlab.kv.groups import STATE, LayerGroup
 from kvlab.kv.pools.paged import PagedKVCachePool
 from kvlab.kv.prefix import Prefix
 from kvlab.kv.spec import KVSpec
@@ -38,17 +39,32 @@ class Held:
 class GroupMachine:
     """Calls of a pool, and what follows from them."""
 
-    def __init__(self, seed: int, windows: tuple[int | None, ...], size: int, blocks: int, eviction: str) -> None:
+    def __init__(
+        self,
+        seed: int,
+        windows: tuple[int | None, ...],
+        size: int,
+        blocks: int,
+        eviction: str,
+        *,
+        states: int = 0,
+        merge: bool = True,
+    ) -> None:
+        """Layers with a window of `STATE` have so many `states`."""
         self.random = random.Random(seed)
-        self.windows, self.size = windows, size
-        groups = tuple(LayerGroup((layer,), window) for layer, window in enumerate(windows))
+        self.windows, self.size, self.states = windows, size, states
+        groups = tuple(
+            LayerGroup((layer,), 2, states) if window == STATE else LayerGroup((layer,), window)
+            for layer, window in enumerate(windows)
+        )
         self.storage = KVStorage(KVSpec(len(windows), 1, 1, "float32", groups=groups), blocks, size)
         self.pool = PagedKVCachePool(
             blocks,
             size,
             LONGEST,
             self.storage,
-            prefix_sharing=True,
+            prefix_sharing=states != 1,
+            merge_equal=merge,
             eviction=EVICTION_POLICIES.get(eviction)(),
             groups=groups,
             step_tokens=self.random.choice([3, 8, LONGEST]),
@@ -85,6 +101,8 @@ class GroupMachine:
 
     def fork(self, slot: int) -> None:
         held, rerun = self.model[slot], self.random.random() < 0.5
+        if self.states:  # of which the last token cannot be taken back
+            return
         if held.computed < len(held.tokens) or (rerun and not held.computed):
             return
         copy = self.pool.fork_slot(slot, tokens := list(held.tokens), rerun_last=rerun)
@@ -96,7 +114,7 @@ class GroupMachine:
         for slot in slots:
             held = self.model[slot]
             left = len(held.tokens) - held.computed
-            if not left and held.computed < LONGEST - 3 and self.random.random() < 0.3:
+            if not left and not self.states and held.computed < LONGEST - 3 and self.random.random() < 0.3:
                 held.tokens.append(self.random.randint(0, 1))
                 proposed.append(2)
                 new.append(3)
@@ -120,7 +138,14 @@ class GroupMachine:
             self.model[slot].tokens[: self.model[slot].computed + count - len(guess)] + guess
             for slot, count, guess in zip(slots, new, guesses, strict=True)
         ]
-        for layer in range(len(self.windows)):
+        failed = self.random.random() < 0.2
+        for layer, window in enumerate(self.windows):
+            if window == STATE:
+                for slot, tokens, count in zip(slots, numbers, new, strict=True):
+                    self.check_state(slot, layer, tokens[: len(tokens) - count])
+                    if not failed:
+                        self.keep_state(slot, layer, tokens, len(tokens) - count)
+                continue
             values = [
                 self.number(layer, tokens[:end])
                 for tokens, count in zip(numbers, new, strict=True)
@@ -129,7 +154,7 @@ class GroupMachine:
             kv = torch.tensor(values).view(-1, 1, 1)
             view.of_layer(layer).update(layer, kv, kv)
             self.check_view(view, layer, numbers, new)
-        if self.random.random() < 0.2:
+        if failed:
             view.rollback()
         else:
             kept = [count - self.random.randint(0, len(guess)) for count, guess in zip(new, guesses, strict=True)]
@@ -140,6 +165,26 @@ class GroupMachine:
                 held.tokens += tokens[len(held.tokens) : len(tokens) - whole + count]
         for slot, held in self.model.items():
             held.computed = self.pool.get_seq_len(slot)
+
+    def block_of_state(self, slot: int, layer: int, tokens: int) -> int:
+        """The block with the state of so many tokens; a slot has one, or one where they end."""
+        table = self.pool.groups[layer].tables
+        entry = int(table.counts[slot]) - 1 if self.states == 1 else (tokens - 1) // self.size
+        return int(table.entries[slot, entry])
+
+    def check_state(self, slot: int, layer: int, tokens: list[int]) -> None:
+        """A step that begins behind these tokens has their state."""
+        if tokens:
+            block = self.block_of_state(slot, layer, len(tokens))
+            assert self.storage.keys[0, block].flatten()[0] == self.number(layer, tokens)
+
+    def keep_state(self, slot: int, layer: int, tokens: list[int], before: int) -> None:
+        """The step writes its state, and that of the last block that it passes, where it has one for it."""
+        self.storage.keys[0, self.block_of_state(slot, layer, len(tokens))] = self.number(layer, tokens)
+        last = (len(tokens) - 1) // self.size
+        block = int(self.pool.groups[layer].tables.entries[slot, last - 1])
+        if self.states > 2 and (last - 1) * self.size >= before and block >= 0:
+            self.storage.keys[0, block] = self.number(layer, tokens[: last * self.size])
 
     def check_view(self, view: CacheView, layer: int, numbers: list[list[int]], new: list[int]) -> None:
         """What the step's queries see of a layer."""
@@ -162,6 +207,8 @@ class GroupMachine:
             expected = [
                 self.number(group, tokens[:end]) for end in range(len(tokens) - self.size + 1, len(tokens) + 1)
             ]
+            if self.windows[group] == STATE:
+                expected = [self.number(group, tokens)] * self.size
             assert self.storage.keys[0, block].flatten().tolist() == expected
         for slot in self.model:
             for part in self.pool.groups:
@@ -221,3 +268,30 @@ def test_every_layer_reads_what_was_written(
     counters = machine.pool.counters()
     assert counters.hit_tokens
     assert counters.evicted_blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize(
+    ("windows", "states", "size", "blocks"),
+    [
+        ((None, STATE, STATE), 1, 4, 34),
+        ((None, STATE, STATE), 2, 4, 34),
+        ((None, STATE), 3, 3, 30),
+        ((None, 5, STATE), 2, 2, 60),
+    ],
+)
+def test_every_step_begins_with_its_state(
+    windows: tuple[int | None, ...], states: int, size: int, blocks: int, merge: bool, seed: int
+) -> None:
+    machine = GroupMachine(seed, windows, size, blocks, "lru", states=states, merge=merge)
+    machine.run(150)
+    counters = machine.pool.counters()
+    assert bool(counters.hit_tokens) == bool(counters.evicted_blocks) == (states > 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_blocks_that_stay_are_read_as_the_first(seed: int) -> None:
+    machine = GroupMachine(seed, (None, 5, 9), 4, 34, "lru", merge=False)
+    machine.run(150)
+    assert machine.pool.counters().merged_blocks == 0

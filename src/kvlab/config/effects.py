@@ -146,7 +146,7 @@ CONDITIONS = (
     *_each("scheduler.speculation", "num_speculative_tokens prompt_lookup_min prompt_lookup_max",
            lambda run: run.scheduler.speculation.method is not None,
            "scheduler.speculation.method=ngram"),
-    *_each("kv", "eviction partial_reuse merge_equal", lambda config: config.kv.prefix_sharing, "kv.prefix_sharing=true"),
+    *_each("kv", "eviction partial_reuse merge_equal", lambda run: run.kv.prefix_sharing, "kv.prefix_sharing=true"),
     Condition("kv.pinned_share", _pins, "workload.pin_prefix=true, and pin_tokens of workload=jsonl"),
     Condition("kv.pin_ttl_s", *_above_zero("kv.pinned_share")),
     Condition("workload.pin_prefix", *_above_zero("kv.pinned_share")),

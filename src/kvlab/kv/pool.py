@@ -8,6 +8,7 @@ to `advance`), `copy_on_write`, and `sharing` with its index `prefix`; each grou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -69,10 +70,10 @@ class BlockPool(KVCachePool):
         step_tokens: int | None = None,
         ahead: bool = False,
     ) -> None:
-        """`groups` of layers have tables of their own; (): all layers have the same. No step computes more than
+        """`groups` of layers have tables of their own; (): all have the same. No step computes more than
         `step_tokens` of a sequence; None: any number. `ahead`: a step is reserved while the one before runs.
-        `partial_reuse`: what is shared of a prefix may end within a block, but not where layers have groups.
-        `merge_equal`: of two blocks of equal content one goes.
+        `partial_reuse`: what is shared of a prefix may end within a block, but not where layers have groups; with
+        `merge_equal` one of two equal blocks goes.
         """
         if num_blocks < 1:
             needed = f"{-(-max_seq_len // block_size)} blocks of {block_size} tokens"
@@ -91,8 +92,7 @@ class BlockPool(KVCachePool):
             self._group(number, layers, block_size) for number, layers in enumerate(groups or (LayerGroup(()),))
         ]
         first = self.groups[0]
-        self.tables = first.tables
-        self._ledger, self._copies, self._sharing = first.ledger, first.copies, first.sharing
+        self.tables, self._ledger, self._sharing = first.tables, first.ledger, first.sharing
         self._step = StepPreparation(self.groups, max_seq_len, ahead=ahead)
         self._has_windows = any(group.layers.window is not None for group in self.groups)
         self._lookup = self._prefix_lookup()
@@ -107,10 +107,10 @@ class BlockPool(KVCachePool):
         ledger = BlockLedger(self.allocator, tables, self._occupancy, self.storage)
         sharing: BlockSharing = BlockSharing()
         if self.shares_prefixes:
-            kind_of_sharing = StateSharing if layers.has_state else PrefixSharing
-            sharing = kind_of_sharing(self.index, ledger, number, parts=self._finds_parts, merges=self._merges)
-        kind = StateBlocks if layers.has_state else GroupBlocks
-        return kind(layers, ledger, CopyOnWrite(ledger), sharing)
+            kind = partial(StateSharing, states=layers.states) if layers.has_state else PrefixSharing
+            sharing = kind(self.index, ledger, number, parts=self._finds_parts, merges=self._merges)
+        blocks = StateBlocks if layers.has_state else GroupBlocks
+        return blocks(layers, ledger, CopyOnWrite(ledger), sharing)
 
     def _prefix_lookup(self) -> PrefixLookup:
         if not self.shares_prefixes:

@@ -1,7 +1,7 @@
 """Prefix sharing of layers with states: a prefix is found where a state was kept."""
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from typing import Any
 
 from kvlab.kv.block_sharing import SharingSlot
 from kvlab.kv.prefix import Prefix
@@ -14,27 +14,35 @@ class StateSharing(PrefixSharing):
     no block, unless another sequence kept one there.
     """
 
+    def __init__(self, *arguments: Any, states: int, **options: Any) -> None:
+        """A slot has so many `states`: see StateBlocks."""
+        super().__init__(*arguments, **options)
+        self._keeps_passed = states > 2
+        self._kept = dict[int, list[int]]()  # by slot: entries of what it last published
+
+    def close(self, slot: int) -> None:
+        super().close(slot)
+        self._kept.pop(slot, None)
+
     def droppable_entries(self, slot: int, first: int) -> int:
         return self._before_pending(slot, min(first, self._slots[slot].computed))
 
     def _extend(self, slot: int, length: int, last: int, new: dict[int, Prefix]) -> None:
-        state, size = self._slots[slot], self._tables.block_size
-        start, end = state.computed, length // size
+        state, size, entries = self._slots[slot], self._tables.block_size, self._tables.entries
         state.known &= length <= len(state.tokens)
-        if not state.known:
+        end, before, start = (length - 1) // size, int(self._tables.lengths[slot]), state.computed
+        kept = [end - 1] if self._keeps_passed and (end - 1) * size >= before else []
+        kept += [end] if length == (end + 1) * size else []
+        blocks = {entry - start: int(entries[slot, entry]) for entry in kept if entry >= start}
+        blocks = {place: block for place, block in blocks.items() if block != NO_BLOCK}
+        if not state.known or not blocks:
             return
-        entries = self._tables.entries[slot, start:end].tolist()
-        behind = sum(1 for _ in takewhile(lambda block: block == NO_BLOCK, reversed(entries)))
-        entries = entries[: len(entries) - behind]
-        if not entries:
-            return
-        blocks = {number: block for number, block in enumerate(entries) if block != NO_BLOCK}
-        path = self.index.place(
-            self._node(state), state.tokens[start * size : (start + len(entries)) * size], blocks, new
-        )
+        self._kept[slot] = [start + place for place in blocks]
+        tokens = state.tokens[start * size : (self._kept[slot][-1] + 1) * size]
+        state.pending = path = self.index.place(self._node(state), tokens, blocks, new)
+        state.elsewhere = True
         for number, block in blocks.items():
             path[number].uses += path[number].block != block
-        state.pending, state.elsewhere = path, True
 
     def _node(self, state: SharingSlot) -> Prefix:
         """That of the computed blocks, made again if it has left the tree with its block."""
@@ -46,5 +54,5 @@ class StateSharing(PrefixSharing):
         return self.index.place(root, state.tokens[: state.computed * self._tables.block_size], {}, {})[-1]
 
     def _pending_blocks(self, slot: int, start: int, nodes: Sequence[Prefix]) -> Iterator[tuple[int, Prefix, int]]:
-        pending = super()._pending_blocks(slot, start, nodes)
-        return ((entry, node, block) for entry, node, block in pending if block != NO_BLOCK)
+        kept = self._kept.get(slot, ())
+        return (pending for pending in super()._pending_blocks(slot, start, nodes) if pending[0] in kept)

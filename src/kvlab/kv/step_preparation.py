@@ -135,9 +135,9 @@ class StepPreparation:
             group.take(rows, after, wanted)
             group.tables.reserved[rows] = new
         if proposed is not None:
-            kept = -(-(after - proposed) // size)
+            after -= proposed
             spare = [
-                group.tables.counts[rows] - np.maximum(kept, before_it)
+                group.tables.counts[rows] - np.maximum(-(-after // size), before_it)
                 for group, before_it in zip(self._groups, held, strict=True)
             ]
             for row in np.flatnonzero(proposed).tolist():

@@ -26,30 +26,18 @@ def remarks_on_devices(plan: RunPlan, timing: Timing) -> Iterator[str]:
         longest = lacking_for_longest(config, plan.pool)
         servers = _several_servers(config.hardware, config.executor.devices, timing)
         context = _unknown_context(config.model)
-        states = _of_states(plan)
-        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers, context, *states))
+        states = _finds_no_prefixes(plan)
+        yield from filter(None, (lacking, longest, framework.other_schedule, eager, servers, context, states))
     yield from _limits_of_all(config)
 
 
-def _of_states(plan: RunPlan) -> Iterator[str]:
-    """What figures mean where layers have states, and that a server, which keeps few, finds other prefixes."""
-    config = plan.config
-    if not plan.model.has_states:
-        return
-    of = f"{plan.model.states_called} of {config.model.name}"
-    yield (
-        f"{of}: a step of a prompt holds a state for each of its blocks, where a server holds one or two; a block "
-        "with a state counts as used as far as the tokens go that came since it was taken"
-    )
-    if not config.kv.prefix_sharing:
-        return
-    if (version := config.framework.vllm_key) is not None and version < _FINDS_STATES:
-        text = f"{of}: vLLM {config.framework.version} finds no prefixes of such a model by default"
-        yield f"{text}; set kv.prefix_sharing=false"
-    else:
-        text = f"{of}: prefixes are found at the end of each block of {plan.pool.block_size:,} tokens here; vLLM"
-        text += " keeps states where its steps end and near the prompt's end, and cuts prompts there: compare"
-        yield f"{text} kv.prefix_sharing=false"
+def _finds_no_prefixes(plan: RunPlan) -> str | None:
+    """That a vLLM of this version finds no prefixes where layers have states, unless it is told to."""
+    config, version = plan.config, plan.config.framework.vllm_key
+    if not (plan.model.has_states and config.kv.prefix_sharing) or version is None or version >= _FINDS_STATES:
+        return None
+    of = f"{plan.model.states_called} of {config.model.name}: vLLM {config.framework.version}"
+    return f"{of} finds no prefixes of such a model by default; set kv.prefix_sharing=false"
 
 
 def _unknown_context(model: ModelConfig) -> str | None:
