@@ -1,6 +1,6 @@
 """Advice on the terminal, and its tables, which the page has too."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rich.table import Table
 
@@ -9,7 +9,7 @@ from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 
 _CAUSES = 5
-_SHOWN = 6  # settings that are listed of those that make no difference
+_SHOWN = 6  # settings that are listed of those that make no difference, are worse, or were not tried
 _ON_PAGE = ("ttft p50", "tpot p50")  # columns that are on the page alone
 _WIDE = ("change", "costs")  # columns of text
 
@@ -66,12 +66,8 @@ def show(advice: Advice, console: Terminal) -> None:
     if advice.proposals:
         console.print(_table(change_rows(advice), (*_ON_PAGE, "ttft p99", "tpot p99")))
         line(f"gain: {advice.goal.unit}, on what it was chosen for and on the other part", "dim")
-    for name, settings in (("no difference", advice.no_difference), ("worse", advice.worse)):
-        if settings:
-            more = f", and {len(settings) - _SHOWN} more" if len(settings) > _SHOWN else ""
-            line(f"{name}: {', '.join(settings[:_SHOWN])}{more}", "dim")
-    for text, reason in advice.not_tried[:_SHOWN]:
-        line(f"not tried: {text}: {reason}", "dim")
+    for text in _others(advice):
+        line(text, "dim")
     if len(advice.frontier) > 1:
         line()
         console.print(_table(frontier_rows(advice), _ON_PAGE))
@@ -83,6 +79,20 @@ def show(advice: Advice, console: Terminal) -> None:
         line(f"note: {note}", "dim")
     if advice.plan.settings:
         console.print(f"try it: {advice.plan.command}", soft_wrap=True)  # as one line, to be copied
+
+
+def _others(advice: Advice) -> Iterator[str]:
+    """What else there is to change, the first of each kind and how many more there are."""
+
+    def first(settings: Sequence[str]) -> list[str]:
+        more = len(settings) - _SHOWN
+        return [*settings[:_SHOWN], *([f"and {more} more, in advice.html"] if more > 0 else [])]
+
+    for name, settings in (("no difference", advice.no_difference), ("worse", advice.worse)):
+        if settings:
+            yield f"{name}: {', '.join(first(settings))}"
+    for text in first([": ".join(each) for each in advice.not_tried]):
+        yield f"not tried: {text}"
 
 
 def _headroom(advice: Advice) -> Iterator[str]:

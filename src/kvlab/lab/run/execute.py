@@ -26,7 +26,6 @@ from kvlab.lab.tracking import RunStatus
 from kvlab.plugins import reason_of
 from kvlab.run_files import TRACE
 from kvlab.secrets import redact
-from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 def execute(context: RunContext) -> RunResult:
@@ -112,14 +111,11 @@ def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
     limits = plan.config.slo.limits
     found, groups = dict[str, Predicted | None](), list[tuple[range, RunPlan]]()
     for name, replicas, part in plan.parts:
-        if not isinstance(part.timing, SiliconTiming):
-            continue
         groups.append((replicas, part))
         if len(plan.parts) > 1:
             records = [record for record in log.records if record.replica in replicas]
             found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]), limits)
-    if len(groups) == len(plan.parts):
-        found[""] = predicted(groups, log, limits)
+    found[""] = predicted(groups, log, limits)
     return {name: sure for name, sure in found.items() if sure is not None}
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from kvlab.config import FleetConfig, RunConfig, parse_bytes
 from kvlab.core import Request
 from kvlab.engine.core import EngineCore
+from kvlab.engine.executors.simulated import SimulatedExecutor
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.plan import EnginePlan
 from kvlab.errors import ConfigError
@@ -101,8 +102,14 @@ def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[Link
 
 def _prefill_times(replicas: Sequence[EnginePlan]) -> list[PrefillTime]:
     """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
-    pairs = [(replica.timing, replica.config.scheduler.prompt_tokens) for replica in replicas]
-    return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
+    return [
+        partial(
+            SimulatedExecutor(replica.model, timing, replica.config.framework).prompt_s,
+            most=replica.config.scheduler.prompt_tokens,
+        )
+        for replica in replicas
+        if isinstance(timing := replica.timing, StepTiming)
+    ]
 
 
 def _pulling(fleet: FleetConfig) -> list[tuple[str, object]]:
