@@ -62,6 +62,7 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
     sure = dict[str, Predicted]()
+    failed: Exception | None = None
     try:
         reporter.estimate(plan)
         engine = start_engine(plan, context.directory, profiler, should_stop)
@@ -85,17 +86,20 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
-        reason = reason_of(error)
-        recording.finish(log, metrics, _failure(error), reason)
-        raise
+        failed, status, problem, sure = error, _failure(error), reason_of(error), {}
     is_stopped = status is RunStatus.INTERRUPTED
     with stop_on_signal(context.console, "stopping once the results are written", asked=is_stopped) as was_asked:
         recording.finish(log, metrics, status, problem, sure.get(""))
+    is_for_others = context.in_sweep and was_asked() and not is_stopped  # this run has ended, not those behind it
+    if failed is not None:
+        if is_for_others:
+            raise KeyboardInterrupt from failed
+        raise failed
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
-    if context.in_sweep and was_asked() and not is_stopped:
-        raise KeyboardInterrupt  # this run has ended; it was meant for those behind it
+    if is_for_others:
+        raise KeyboardInterrupt
     return result
 
 
