@@ -123,7 +123,7 @@ def _limits(unknown: Collection[str], counts: Counts, importer: Importer) -> tup
     if counts.nothing:
         said.append(counts.left_out)
     if importer.refused:
-        text = f"{importer.refused:,} more were refused, of which nothing is known"
+        text = f"{importer.refused:,} more were refused, or not sent behind one that failed"
         said.append(f"{text}, so that this load is lighter than it was")
     if counts.dropped:
         all_of_them = counts.requests + counts.dropped
