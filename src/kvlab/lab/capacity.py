@@ -243,8 +243,9 @@ def capacity_curve(
     lengths: Sequence[int] = (),
     groups: tuple[LayerGroup, ...] = (),
 ) -> list[CapacityCurve]:
-    """The planner's curve of every backend that there is of such layers for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
-    unless given). `groups` of layers are those of pools that give back what leaves a window.
+    """The planner's curve of every backend for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
+    unless given); of layers with states, of those that hold these. `groups` of layers are those of pools that
+    give back what leaves a window.
     """
     at = tuple(lengths or default_lengths(max_seq_len))
     curves = []

@@ -50,6 +50,10 @@ def check_blocks(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> None:
     if pulling and len(sizes) > 1:
         has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
         text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
+        if len(set(sizes.values())) == 1 < len({num_bytes for _, num_bytes in sizes}):
+            heads = replicas[0].model.num_kv_heads
+            text = f"blocks are pulled as they are, and devices beyond the model's {heads} KV heads hold copies of"
+            text += f" them; give all groups one executor.tensor_parallel, or none above {heads}"
         raise ConfigError(*pulling[0], text)
 
 
