@@ -69,6 +69,16 @@ def test_sets_that_were_measured_one_after_the_other_are_warned_of(tmp_path, mac
     assert "independent samples" in report.method[0]
 
 
+@pytest.mark.parametrize("rates", [[100.0], [100.0, 100.0]])
+def test_of_simulated_runs_other_seeds_are_advised_and_no_repeats(tmp_path, rates):
+    points = {name: own | {"facts": {"machine": "simulated l4, timing roofline"}} for name, own in POINTS.items()}
+    runs = record_sweep(tmp_path, points, dict.fromkeys(POINTS, rates))
+    said = " ".join(build_report([RunSet("sweep", tuple(runs))], ReportOptions()).method)
+    assert "`kvlab run -m seed=0,1,2,3,4` simulates other requests" in said
+    assert ("Repeats of a simulation are the same to the last digit" in said) == (len(rates) > 1)
+    assert "repeats=5" not in said
+
+
 def test_runs_of_other_work_are_refused_with_the_keys(make):
     other = {"workload__num_requests": 9, "facts": {"workload_digest": "d1"}}
     with pytest.raises(RecordError, match=r"cannot be compared: .*workload\.num_requests.*by=.*force=true"):

@@ -207,6 +207,9 @@ def _announce(plan: SweepPlan, history: History | None, configs: Sequence[RunCon
     print(announcement(plan, seconds), flush=True)
     for point in plan.done_before:
         print(f"done before: {point.name} (run {point.done_before})", flush=True)
+    if plan.repeats > 1 and configs and all(own and own.executor.kind == "simulated" for own in configs):
+        text = "repeats of a simulation are the same to the last digit; seed=0,1,2,3,4 simulates other requests"
+        print_note(Terminal(), text, "note")
     if note := uncommitted(provenance()):
         print_note(Terminal(), note, "note")
 
