@@ -39,9 +39,9 @@ def make(tmp_path):
     return build
 
 
-def printed(report) -> str:
+def printed(report, width: int = 200) -> str:
     shown = io.StringIO()
-    print_report(report, Terminal(file=shown, width=200))
+    print_report(report, Terminal(file=shown, width=width))
     return shown.getvalue()
 
 
@@ -169,6 +169,16 @@ def test_the_terminal_has_the_table_and_what_it_means(sweep):
     assert re.search(r"output tokens .*95\.0 tok/s .*75\.5 tok/s .*20\.0 % .*slower", text)
     assert "greedy outputs of kv=contiguous, kv=paged: equal for 2 requests" in text
     assert "failed: throughput/output_tokens_per_s of kv=paged" in text
+
+
+def test_three_groups_are_rows_where_there_is_no_room_beside_each_other(tmp_path):
+    points = {f"paged{size}": {"kv__block_size": size} for size in (8, 16, 32)}
+    runs = record_sweep(tmp_path, points, dict.fromkeys(points, [100.0, 101.0]))
+    report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
+    assert "interval" in printed(report)
+    narrow = printed(report, 80)
+    assert "\u2026" not in narrow
+    assert all(f"kv.block_size={size}" in narrow for size in (8, 16, 32))
 
 
 def test_many_groups_are_rows(tmp_path):
