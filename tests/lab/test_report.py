@@ -173,7 +173,7 @@ def test_the_terminal_has_the_table_and_what_it_means(sweep):
 
 def test_three_groups_are_rows_where_there_is_no_room_beside_each_other(tmp_path):
     points = {f"paged{size}": {"kv__block_size": size} for size in (8, 16, 32)}
-    runs = record_sweep(tmp_path, points, dict.fromkeys(points, [100.0, 101.0]))
+    runs = record_sweep(tmp_path, points, {key: [100.0, 101.0] for key in points})
     report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
     assert "interval" in printed(report)
     narrow = printed(report, 80)
