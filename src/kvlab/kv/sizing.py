@@ -135,7 +135,7 @@ def check_longest_sequence(size: PoolSize, longest: int, room: int | None = None
         advice = (
             f"a pool that fits it takes {format_bytes(needed)}, and weights and steps leave "
             f"{format_bytes(max(room, 0))}; take shorter requests, fewer bits of K and V (kv.dtype) or of weights, "
-            "or more devices"
+            "or more devices (executor.tensor_parallel)"
         )
     shared = f", which {size.parts} groups of devices divide," if size.parts > 1 else ""
     raise CapacityError(
