@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from rich.table import Table
 
 from kvlab.lab.advise.advice import Advice, Figures
+from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 
@@ -12,6 +13,7 @@ _CAUSES = 5
 _SHOWN = 6  # settings that are listed of those that make no difference, are worse, or were not tried
 _ON_PAGE = ("ttft p50", "tpot p50")  # columns that are on the page alone
 _WIDE = ("change", "costs")  # columns of text
+_GOODPUT, _THROUGHPUT = metric("slo/goodput_per_s"), metric("throughput/output_tokens_per_s")
 
 Row = dict[str, str]  # by column
 
@@ -35,8 +37,8 @@ def frontier_rows(advice: Advice) -> Iterator[Row]:
         yield {
             "devices": f"{row.devices}",
             "with the plan": row.goal,
-            "goodput": "-" if row.goodput_per_s is None else f"{row.goodput_per_s:.2f}/s",
-            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            "goodput": "-" if row.goodput_per_s is None else f"{_GOODPUT.text(row.goodput_per_s, unit=False)}/s",
+            "tokens/s": _THROUGHPUT.text(row.tokens_per_s, digits=0, unit=False),
             **_figures(row),
         }
 
