@@ -213,8 +213,9 @@ class LimitSearch(ABC):
             first, *rest = [problem] if problem else self.result(limits)
             said = [first, *self._doubts(limits.holds), *rest]
             print("\n".join(filter(None, [*said, advice])))
-            with attempt(errors):
-                write_text(pictures / ADVICE, advice or "")
+            if advice:
+                with attempt(errors):
+                    write_text(pictures / ADVICE, advice)
         with attempt(errors):
             write_csv(pictures / f"{self.files}.csv", self._rows())
         if len(self.ended) > 1:

@@ -155,8 +155,9 @@ class Search:
             self.console.rule(style="dim")
             advice = advice_line(words, drawn_requests(self.config.workload))
             print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command, advice])))
-            with attempt(errors):
-                write_text(pictures / ADVICE, advice or "")
+            if advice:
+                with attempt(errors):
+                    write_text(pictures / ADVICE, advice)
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
         metrics = {self.metric: best.value} if best and best.value is not None else {}
