@@ -51,12 +51,14 @@ Feature: How many sequences fit
       When I plan "model=qwen3_5_35b_a3b hardware=h200_sxm kv.memory=20GiB kv.dtype=<dtype> scheduler.ahead=false lengths=256"
       Then the planner says "30 of 40 layers"
       And a token takes <token> bytes and a block of <tokens> tokens <block>
-      And <slots> contiguous and <short> paged sequences of 256 tokens fit
+      And <short> paged sequences of 256 tokens fit, and contiguous slots are not counted
+      When I plan "model=qwen3_5_35b_a3b hardware=h200_sxm kv.dtype=<dtype> kv.backend=contiguous"
+      Then the message says "kv.backend=contiguous: linear attention of qwen3_5_35b_a3b has a state for each sequence, in a block of its own; use kv.backend=paged"
 
       Examples: four blocks of a sequence that one block of attention holds
-        | dtype    | token | tokens | block    | slots | short |
-        | auto     | 20480 | 1056   | 21626880 | 4     | 248   |
-        | fp8_e4m3 | 10240 | 2096   | 21463040 | 8     | 250   |
+        | dtype    | token | tokens | block    | short |
+        | auto     | 20480 | 1056   | 21626880 | 248   |
+        | fp8_e4m3 | 10240 | 2096   | 21463040 | 250   |
 
     @R29.33
     Scenario Outline: 23 of 52 layers of Nemotron 3 Nano have Mamba-2 and 6 have K and V in <dtype>

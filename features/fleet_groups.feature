@@ -67,6 +67,7 @@ Feature: Fleets of unequal replicas
         | [{count:2},{count:1}]                    | fleet.groups.2.count=2 | fleet.groups.2.count=2: is of no group that is written before it; the first is 0 |
         | [{count:2},{count:1,kv.num_blocks:1}]    |                     | the group num_blocks=1 of fleet.groups: ... |
         | [{count:1},{count:1,kv.block_size:8}]    | fleet.prefill=1     | fleet.prefill=1: blocks are pulled as they are, and fleet.groups have 16 tokens in float32 and 8 tokens in float32 |
+        | [{count:1},{count:1,executor.tensor_parallel:4}] | fleet.prefill=1 | fleet.prefill=1: blocks are pulled as they are, and devices beyond the model's 2 KV heads hold copies of them; give all groups one executor.tensor_parallel, or none above 2 |
         | [{count:1},{count:1,kv.windows:false}]   | fleet.prefill=1 model=gemma3_tiny | fleet.prefill=1: blocks are pulled as they are, and fleet.groups keep other windows; give all one model.max_seq_len, kv.windows |
 
   Rule: The planner says what fits on a replica of each

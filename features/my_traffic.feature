@@ -252,7 +252,7 @@ Feature: Traffic of one's own
         | A cell without an end      | time,prompt_tokens | 1,"7; 2,8        | sort=false | line 2: a cell in quotes does not end; expected a line of a CSV file |
         | Nothing but empty requests | time,prompt_tokens | 1,0              | sort=false | holds no request; left out, since they ask for nothing: 1, the first in line 2, with 0 prompt tokens |
         | Some times and not others  | time,prompt_tokens | 1,7; ,8          | sort=false | 1 of 2 requests have an arrival time, the first without is in line 3; expected all or none; drop=times leaves those without out |
-        | A setting that drops nothing | time,prompt_tokens | 1,7            | drop=[words] | drop=words: unknown; known: times, outputs, prompts |
+        | A setting that drops nothing | time,prompt_tokens | 1,7            | drop=[words] | drop=words: unknown; known: times, outputs, prompts, broken |
         | A format with another name | time,prompt_tokens | 1,7              | format=xml | format=xml: unknown; known: aiperf |
         | Prompts of no table        | time,prompt_tokens | 1,7              | format=aiperf drop=[prompts] | drop=prompts: is for tables |
         | A setting with a slip      | time,prompt_tokens | 1,7              | columns.arival=time | columns.arival=time: unknown; did you mean columns.arrival? |

@@ -264,7 +264,7 @@ Feature: One pool of KV memory
         | kv.num_blocks=2                       | 33     | too small for one sequence of 33 tokens        | kv.num_blocks=3  |
         | kv.num_blocks=2                       | 33     | too small for one sequence of 33 tokens        | kv.memory=24KiB  |
         | kv.memory=20KiB                       | 50     | too small for one sequence of 50 tokens        | kv.memory=32KiB  |
-        | kv.memory=4000                        | 10     | less than one block of 16                      | kv.memory=8KiB   |
+        | kv.memory=4000                        | 10     | less than one block of 16                      | kv.memory=32KiB  |
         | kv.memory=20KiB, kv.backend=contiguous | 10    | less than one slot of 64                       | kv.memory=32KiB  |
 
     @R2.6

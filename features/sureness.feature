@@ -16,6 +16,7 @@ Feature: How far predicted figures may be off
     When I tune on a measured device "<search>"
     Then the message says "predicted: nine of ten measured deployments like this had mean ttft within ... % and tpot within ... %; if that far off, ... to ... % are within the limits<more>"
     And of "measured vllm deployments of dense models had tpot" it is said once
+    And the report that it names says as it does what to change
 
     Examples:
       | search                                                                            | more                                                     |

@@ -142,6 +142,12 @@ def fit(planner: Planner, contiguous: int, paged: int, length: int) -> None:
     assert (row["length"], row["contiguous"], row["paged"]) == (length, contiguous, paged)
 
 
+@then(parsers.parse("{paged:d} paged sequences of {length:d} tokens fit, and contiguous slots are not counted"))
+def fit_in_blocks_alone(planner: Planner, paged: int, length: int) -> None:
+    (row,) = planner.figures()["sequences"]
+    assert row == {"length": length, "paged": paged, "paged_unused": row["paged_unused"], "advantage": None}
+
+
 @then(parsers.parse("exactly as many sequences of {length:d} tokens as planned enter the server with kv={backend}"))
 def enter(planner: Planner, length: int, backend: str) -> None:
     (row,) = planner.figures()["sequences"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,7 @@ from pytest_bdd import given, parsers, then, when
 
 from experiments.simulated_steps.run import read, simulated_ms
 from features.steps.run_steps import Runner
-from kvlab.cli import calibrate, tune
+from kvlab.cli import calibrate, report, tune
 from tests.support.commands import TINY, Command, call
 
 #: As many steps as a fit needs, and fewer.
@@ -138,3 +139,14 @@ def tune_on_device(tmp_path: Path, commands: list[Command], text: str) -> None:
     ]
     workload = ("workload.arrival=uniform", *arrivals, *(word for word in TINY if not word.startswith("model=")))
     commands.append(call(tune.main, *deployment, *workload, *text.split(), "tracking=off", f"output={tmp_path}"))
+
+
+@then("the report that it names says as it does what to change")
+def reported_with_the_advice(tmp_path: Path, commands: list[Command]) -> None:
+    found = commands[-1].output
+    (advice,) = re.findall("^what to change: .*", found, re.MULTILINE) or [""]
+    named = re.search("report: kvlab report (.*)", found)
+    words = named[1].split() if named else [str(next(tmp_path.glob("*/search")).parent)]  # of one run it names none
+    reported = call(report.main, *words, "figures=false")
+    assert reported.code == 0, reported.output
+    assert advice == (re.findall("^what to change: .*", reported.output, re.MULTILINE) or [""])[0]

@@ -6,3 +6,4 @@ ROUTES = "routes.parquet"  # of a fleet: what its router chose
 SCALED = "scaling.parquet"  # of a fleet: which replicas started, drained and stopped, and when
 PREFIXES = "prefixes.parquet"  # of a fleet: which replicas had the hottest prefixes, and when
 SERIES = "series.parquet"  # of an engine without steps that says something of itself
+SEARCH, ADVICE = "search", "advice.txt"  # of a search: its pictures, and among them how to go on from its answer

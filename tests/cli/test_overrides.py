@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,19 @@ def test_written_out(text: str, expected: str | None) -> None:
             ["mine.jsonl"],
             "settings=mine.jsonl: is no setting; write key=value, as workload=recorded workload.path=mine.jsonl",
         ),
-        (["--model", "qwen3_8b"], "option=--model: is no option; write model=..."),
-        (["--max-num-seqs=4"], "option=--max-num-seqs=4: is no option; write scheduler.max_batch_size=..."),
+        (["--model", "qwen3_8b"], "option=--model: is no option; write model=qwen3_8b"),
+        (["--max-num-seqs=4"], "option=--max-num-seqs: is no option; write scheduler.max_batch_size=4"),
+        (["-tp", "2", "model=qwen3_8b"], "option=-tp: is no option; write executor.tensor_parallel=2"),
+        (
+            shlex.split(
+                "vllm serve a/Model --kv-cache-dtype fp8 --enable-chunked-prefill --no-enable-prefix-caching "
+                "--enforce-eager --max-model-len 16384 --api-key secret --speculative-config '{}' --unheard-of"
+            ),
+            "option=--kv-cache-dtype: is no option; write model=a/Model kv.dtype=fp8_e4m3 kv.prefix_sharing=false "
+            "framework.cuda_graphs=false model.max_seq_len=16384 hardware=NAME; there is no setting for "
+            "--enable-chunked-prefill (prompts are always computed in chunks), --api-key, --speculative-config (no "
+            "simulation proposes tokens; engines that compute have scheduler.speculation.method), --unheard-of",
+        ),
     ],
 )
 def test_what_is_written_as_for_other_programs_says_how_it_is_written_here(words: list[str], said: str) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from kvlab.config.fleet import FleetConfig, LinkConfig
 from kvlab.core import Request, RequestRecord, SamplingParams
+from kvlab.engine.build import build_engine
 from kvlab.fleet.fleet import Fleet
 from kvlab.fleet.holdings import Duplicates
 from kvlab.kv.pool import BlockPool
 from kvlab.lab.run.fleet import _prefill_times
 from kvlab.lab.run.plan import plan_run
-from kvlab.simulation.timings import StepTiming
 from tests.fleet.test_fleet import fleet_of, serve, traffic
 from tests.fleet.test_store import asked
 from tests.support.model import prompt_for
@@ -125,10 +125,12 @@ def test_steps_at_once_change_nothing(seed: int) -> None:
     assert any(pulls for pulls in found[0][1])
 
 
-def test_what_a_pull_spares_is_predicted_in_the_chunks_that_steps_compute() -> None:
-    simulated = "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", "framework=vllm"
+@pytest.mark.parametrize("framework", ["vllm", "vllm_synchronous"])
+def test_what_a_pull_spares_is_predicted_as_steps_take_with_their_host(framework: str) -> None:
+    simulated = "executor=simulated", "hardware=h100_sxm", "executor.timing=roofline", f"framework={framework}"
     plan = plan_run(composed("model=qwen3_8b", *simulated, "scheduler.long_prefill_threshold=256"))
-    assert isinstance(plan.timing, StepTiming)
     (predicted,) = _prefill_times(plan.replicas)
-    assert predicted(0, 8000) == plan.timing.prompt_s(0, 8000, 256)
-    assert predicted(0, 8000) > 1.1 * plan.timing.prompt_s(0, 8000, plan.config.scheduler.max_batched_tokens)
+    engine = build_engine(plan)
+    engine.submit(Request("r", tuple(range(100, 8101)), SamplingParams(max_tokens=2)))
+    *prefill, decode = [step.end_s - step.start_s for _ in range(33) if (step := engine.step())]
+    assert predicted(0, 8000) == pytest.approx(sum(prefill) - decode, rel=1e-3)

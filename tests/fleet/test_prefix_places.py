@@ -30,6 +30,18 @@ def test_a_prefix_is_hot_by_the_tokens_that_it_could_spare() -> None:
     assert hot_prefixes([replace(requests[0], request_id="alone")], 4) == []
 
 
+def test_of_a_hot_prefix_all_requests_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns of conversations, and those of many that are not looked at."""
+    sampling = SamplingParams(max_tokens=2)
+    firsts = [Request(f"r{n}", prompt_for("system", 8) + prompt_for(f"{n}", 4), sampling, 0.0) for n in range(8)]
+    turns = [Request(f"r{n}.1", prompt_for(f"turn {n}", 4), sampling, 1.0, follows=f"r{n}") for n in range(8)]
+    turns += [Request(f"r{n}.2", prompt_for(f"more {n}", 4), sampling, 1.0, follows=f"r{n}.1") for n in range(8)]
+    for most in (2**17, 10):  # 24 blocks of firsts: every third
+        monkeypatch.setattr("kvlab.fleet.hot_prefixes._MOST_BLOCKS", most)
+        (found,) = hot_prefixes([*firsts, *turns], 4)
+        assert (found.tokens, found.requests) == (8, 24)
+
+
 def test_it_is_kept_where_they_are_and_from_when_on() -> None:
     requests = [asked("r0", 0.0), asked("r1", 0.1)]
     fleet = fleet_of(FleetConfig(replicas=2), hot=hot_prefixes(requests, 4), is_open=True)

@@ -26,6 +26,7 @@ from kvlab.lab.advise.search import Search, Tried, ranked
 from kvlab.lab.advise.segments import Segment, alone, halves
 from kvlab.lab.advise.settings import AdviseSettings
 from kvlab.lab.advise.simulations import Outcome, Simulations
+from kvlab.lab.advise.text import _others
 from kvlab.simulation.accuracy import PAIRS
 from tests.support.plans import composed
 
@@ -159,6 +160,18 @@ def test_a_plan_whose_gains_differ_by_more_than_they_are_is_none_and_is_named() 
     assert uneven.settings == ("kv.block_size=32",)
     assert uneven.again.verdict == "better"
     assert uneven.seen.low < 0
+
+
+def test_what_is_listed_in_part_says_how_many_more_there_are() -> None:
+    class Fake:
+        no_difference, worse = tuple("abcdefgh"), ("x",)
+        not_tried = tuple((name, "refused") for name in "abcdefg")
+
+    fake: Any = Fake
+    same, worse, *_, last, more = _others(fake)
+    assert same == "no difference: a, b, c, d, e, f, and 2 more, in advice.html"
+    assert worse == "worse: x"
+    assert (last, more) == ("not tried: f: refused", "not tried: and 1 more, in advice.html")
 
 
 def test_commands_that_try_a_change_hide_secrets_and_drop_what_it_replaces() -> None:

@@ -80,6 +80,20 @@ def test_by_compares_what_it_names_within_all_else(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("machine", "pairs"), [("a CPU", 6), ("simulated l4, timing roofline", 2)])
+def test_among_other_points_a_simulation_and_its_repeats_are_one(tmp_path, machine, pairs):
+    """Copies of a pair make its interval too short."""
+    points = {
+        f"{kv}{size}": {"kv__backend": kv, "kv__block_size": size, "facts": {"machine": machine}}
+        for kv in POINTS
+        for size in (8, 16)
+    }
+    rates = {name: [100.0 + len(name)] * 3 for name in points}
+    runs = RunSet("sweep", tuple(record_sweep(tmp_path, points, rates)))
+    assert len(pairs_of(*group_runs([runs], ("kv.backend",)))) == pairs
+    assert [len(group.runs) for group in group_runs([runs])] == [3, 3, 3, 3]
+
+
 def test_a_choice_stands_for_what_it_decides_and_for_nothing_else(tmp_path):
     points = {f"{kv}{size}": {"kv__backend": kv, "kv__block_size": size} for kv in POINTS for size in (8, 16)}
     runs = record_sweep(tmp_path, points, {name: [1.0] for name in points})

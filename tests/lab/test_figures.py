@@ -164,6 +164,12 @@ class TestDrawing:
             assert len(figure.axes[0].images) == images
         assert heat_map_hover(Points(two).grid(("a", "b"), THROUGHPUT)).to_json()
 
+    @pytest.mark.parametrize(("key", "said"), [("kv.eviction", False), ("workload", True), ("workload.rate", True)])
+    def test_a_front_over_points_of_other_work_says_so(self, key: str, said: bool) -> None:
+        points = [Point({key: n}, {"latency/tpot_ms_p50": 1.0 * n, THROUGHPUT: 9.0 * n}) for n in (1, 2)]
+        texts = [text.get_text() for text in pareto_figure(Points(points)).axes[0].texts]
+        assert any(f"those of another {key} do other work" in text for text in texts) == said
+
     def test_a_front_and_capacity_with_and_without_points(self) -> None:
         points = [Point({"a": a}, {"latency/tpot_ms_p50": 1.0 * a, THROUGHPUT: 9.0 * a}) for a in (1, 2, 3)]
         for some in ([], points):

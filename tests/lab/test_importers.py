@@ -132,3 +132,38 @@ def test_fields_of_names_of_their_own_take_no_longer_the_more_there_are(tmp_path
     (unread,) = (text for text in done.unknown if text.startswith("not read: "))
     assert unread.startswith("not read: calls.call_0, calls.call_1, ")
     assert "calls.call_19 and 1,980 more; columns.arrival=NAME" in unread
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (['{"input_tokens": 7, "output_tokens": 3}', '{"input_tokens": 7, "outp'], "Unterminated string starting"),
+        (['{"input_tokens": 7, "output_tokens": 3}', '{"input_tokens": "n/a"}'], "'n/a'; expected a whole number"),
+        (["input_tokens,output_tokens", "7,3", "7"], "1 columns; expected 2 as in the first line"),
+        (['{"prompt": "Hi", "max_tokens": 3}', '{"prompt": "Hi", "n": 0}'], "n is 0; expected 1 to"),
+        (['{"prompt": "Hi", "max_tokens": 3}', '{"prompt": "Hi'], "Unterminated string starting"),
+    ],
+)
+def test_lines_that_cannot_be_read_are_left_out_if_asked_for(tmp_path: Path, lines: list[str], wrong: str) -> None:
+    """As one that a crash cut off."""
+    source, trace = tmp_path / "source", tmp_path / "trace.jsonl"
+    source.write_text("\n".join([*lines, lines[-2], ""]))
+    with pytest.raises(WorkloadError, match=r"; drop=broken leaves out what cannot be read$") as caught:
+        import_traffic(str(source), ImportSettings(to=str(trace)))
+    assert wrong in str(caught.value)
+    done = import_traffic(str(source), ImportSettings(to=str(trace), drop=["broken"]))
+    assert len(list(read_trace(str(trace)))) == 2
+    assert any(text.startswith("left out by drop=broken: 1 of 3 requests") for text in done.unknown)
+    assert any(text.startswith("the first that cannot be read: ") and wrong in text for text in done.unknown)
+
+
+def test_a_cell_without_an_end_is_not_left_out_with_all_behind_it(tmp_path: Path) -> None:
+    (source := tmp_path / "source").write_text('input_tokens,output_tokens\n7,3\n7,"3\n7,3\n')
+    with pytest.raises(WorkloadError, match=r"line 3: a cell in quotes does not end; expected [^;]*$"):
+        import_traffic(str(source), ImportSettings(drop=["broken"]))
+
+
+def test_of_a_file_that_is_no_lines_none_is_left_out(tmp_path: Path) -> None:
+    (source := tmp_path / "source").write_text("INFO\n")
+    with pytest.raises(ConfigError, match="drop=broken: is for tables and JSON lines"):
+        import_traffic(str(source), ImportSettings(format="vllm_log", drop=["broken"]))

@@ -80,12 +80,21 @@ def test_a_signal_behind_the_last_step_keeps_what_was_measured(
     assert result.metrics["requests/completed"] == 2
 
 
-@pytest.mark.parametrize("in_sweep", [False, True])
+@pytest.mark.parametrize(("in_sweep", "fails", "raised"), [
+    (False, False, None), (True, False, KeyboardInterrupt),
+    (False, True, ArithmeticError), (True, True, KeyboardInterrupt),
+])  # fmt: skip
 def test_a_signal_while_results_are_written_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_sweep: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_sweep: bool,
+    fails: bool,
+    raised: type[BaseException] | None,
 ) -> None:
     """The run has ended: its store would have it as interrupted, and no figures. A sweep ends behind it."""
     finished = list[RunStatus]()
+    if fails:
+        monkeypatch.setattr(lab, "measure", lambda *_, **options: 1 // 0)
 
     def write(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -96,10 +105,10 @@ def test_a_signal_while_results_are_written_waits_for_them(
     run = composed("model=qwen3_tiny", *FEW_STEPS)
     made, said = Composition(run, {}, str, dict), Terminal(record=True)
     context = RunContext(made, tmp_path, said, "a run", in_sweep=in_sweep)
-    with alone(), pytest.raises(KeyboardInterrupt) if in_sweep else nullcontext():
+    with alone(), pytest.raises(raised) if raised else nullcontext():
         lab.execute(context)
-    assert finished == [RunStatus.FINISHED]
-    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
+    assert finished == [RunStatus.FAILED if fails else RunStatus.FINISHED]
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == finished[0]
     assert "stopping once the results are written; once more to stop at once" in said.export_text()
 
 

@@ -39,9 +39,9 @@ def make(tmp_path):
     return build
 
 
-def printed(report) -> str:
+def printed(report, width: int = 200) -> str:
     shown = io.StringIO()
-    print_report(report, Terminal(file=shown, width=200))
+    print_report(report, Terminal(file=shown, width=width))
     return shown.getvalue()
 
 
@@ -67,6 +67,16 @@ def test_sets_that_were_measured_one_after_the_other_are_warned_of(tmp_path, mac
     assert [group.name for group in report.groups] == ["old", "new"]
     assert any("ran all before or all after" in text for text in report.warnings) == warns
     assert "independent samples" in report.method[0]
+
+
+@pytest.mark.parametrize("rates", [[100.0], [100.0, 100.0]])
+def test_of_simulated_runs_other_seeds_are_advised_and_no_repeats(tmp_path, rates):
+    points = {name: own | {"facts": {"machine": "simulated l4, timing roofline"}} for name, own in POINTS.items()}
+    runs = record_sweep(tmp_path, points, dict.fromkeys(POINTS, rates))
+    said = " ".join(build_report([RunSet("sweep", tuple(runs))], ReportOptions()).method)
+    assert "`kvlab run -m seed=0,1,2,3,4` simulates other requests" in said
+    assert ("Repeats of a simulation are the same to the last digit" in said) == (len(rates) > 1)
+    assert "repeats=5" not in said
 
 
 def test_runs_of_other_work_are_refused_with_the_keys(make):
@@ -159,6 +169,16 @@ def test_the_terminal_has_the_table_and_what_it_means(sweep):
     assert re.search(r"output tokens .*95\.0 tok/s .*75\.5 tok/s .*20\.0 % .*slower", text)
     assert "greedy outputs of kv=contiguous, kv=paged: equal for 2 requests" in text
     assert "failed: throughput/output_tokens_per_s of kv=paged" in text
+
+
+def test_three_groups_are_rows_where_there_is_no_room_beside_each_other(tmp_path):
+    points = {f"paged{size}": {"kv__block_size": size} for size in (8, 16, 32)}
+    runs = record_sweep(tmp_path, points, {key: [100.0, 101.0] for key in points})
+    report = build_report([RunSet("sweep", tuple(runs))], ReportOptions())
+    assert "interval" in printed(report)
+    narrow = printed(report, 80)
+    assert "\u2026" not in narrow
+    assert all(f"kv.block_size={size}" in narrow for size in (8, 16, 32))
 
 
 def test_many_groups_are_rows(tmp_path):

@@ -196,3 +196,10 @@ def test_a_brief_table_leaves_out_what_is_zero_in_all() -> None:
     assert cells(text, "preemptions")[:2] == ["0", "3"]
     assert not re.search("failed|refused|duration|requests", text)
     assert "failed" in printed(comparison_table(runs))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.0, "0.00 req/s"), (0.0081, "0.0081 req/s"), (0.1, "0.10 req/s"), (3.14159, "3.14 req/s")]
+)
+def test_a_rate_of_a_log_of_weeks_is_not_rounded_to_nothing(value: float, said: str) -> None:
+    assert CATALOGUE["slo/goodput_per_s"].text(value) == said

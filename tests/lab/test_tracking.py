@@ -14,6 +14,7 @@ from kvlab.errors import TrackingError
 from kvlab.lab.results.provenance import provenance
 from kvlab.lab.tracking import RunStatus, Tracker, start_run
 from kvlab.lab.tracking.mlflow_tracker import SERIES_POINTS
+from kvlab.lab.tracking.search import done_before, done_before_tags
 from kvlab.lab.tracking.uri import resolve_uri
 from tests.support.tracking import empty_store, start
 
@@ -146,6 +147,13 @@ def test_runs_nest_and_do_not_disturb_each_other(root, client):
     assert {run.info.run_id: run.data.metrics["x"] for run in children} == {first.run_id: 1, second.run_id: 2}
     assert "mlflow.parentRunId" not in client.get_run(parent.run_id).data.tags
     assert mlflow.active_run() is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2400])
+def test_all_runs_that_were_done_before_are_kept(root, client, count):
+    run_ids = [f"{number:032x}" for number in range(count)]
+    tags = client.get_run(start(root, tags=done_before_tags(run_ids)).run_id).data.tags
+    assert done_before(tags) == run_ids
 
 
 def test_where_shows_the_run(root, client, monkeypatch):

@@ -198,7 +198,7 @@ def state(pool: BlockPool) -> tuple[object, ...]:
         pool.tables.reserved.tolist(),
         dict(pool._step._proposed),
         set(sharing._late) if isinstance(sharing, PrefixSharing) else set(),
-        set(pool._copies._watched),
+        set(pool.groups[0].copies._watched),
         pool.free_slot_count(),
         pool.free_token_capacity(),
         pool.stats(),

@@ -248,7 +248,7 @@ def test_an_engine_of_this_machine_says_that_it_does_not_compute_them() -> None:
         (("framework=sglang",), "framework=sglang: keeps the states of .* in a pool of their own"),
         (
             ("kv.block_size=16",),
-            r"kv.block_size=16: a state .* takes 2.0 MiB of each device, .* kv.block_size=1088",
+            r"kv.block_size=16: a state .* takes 2.0 MiB of each device, .* take kv.block_size=1088,2176, as",
         ),
         (("kv.windows=false",), "kv.windows=False: linear attention .* use kv.windows=true"),
         (("kv=contiguous",), "kv.backend=contiguous: linear attention .* use kv.backend=paged"),

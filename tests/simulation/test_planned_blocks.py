@@ -8,8 +8,8 @@ import pytest
 
 from experiments.planner_vs_vllm.run import Case, cases
 from kvlab.config import FrameworkConfig, HardwareConfig
-from kvlab.engine.build import plan_engine
-from kvlab.errors import ConfigError
+from kvlab.engine.build import build_engine, plan_engine
+from kvlab.errors import CapacityError, ConfigError
 from kvlab.planning.devices import lacking_for_steps, plan_on_devices
 from kvlab.planning.startup import Startup, graph_bytes, startup
 from kvlab.simulation.accuracy import PLANNED
@@ -148,3 +148,9 @@ def test_graphs_are_those_that_vllm_captures() -> None:
     assert graph_bytes(128, 2048, 4096 * 2) == (35 + 19) * 20 * MIB
     assert graph_bytes(256, 2048, 512) == (51 + 35) * 2 * MIB  # small tensors share segments of 2 MiB
     assert graph_bytes(1, 2048, 8192) == (2 + 1) * 2 * MIB
+
+
+def test_a_ledger_that_this_machine_cannot_hold_is_named() -> None:
+    plan = plan_engine(composed("executor=simulated", "hardware=h100_sxm", f"kv.num_blocks={10**15}"))
+    with pytest.raises(CapacityError, match=f"ledger of {10**15:,} blocks takes more memory than this machine has"):
+        build_engine(plan)

@@ -93,8 +93,6 @@ def record_sweep(
     for repeat in range(max(map(len, rates.values()))):
         for name, settings in points.items():
             number = len(runs)
-            facts = {"started": 1000.0 + number}
-            runs.append(
-                record_run(directory / str(number), rates[name][repeat], repeat=repeat, facts=facts, **settings)
-            )
+            own = settings | {"facts": {"started": 1000.0 + number, **settings.get("facts", {})}}
+            runs.append(record_run(directory / str(number), rates[name][repeat], repeat=repeat, **own))
     return runs

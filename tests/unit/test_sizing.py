@@ -100,14 +100,17 @@ class TestTooSmall:
         block_size=st.integers(1, 300),
         max_seq_len=st.integers(1, 999),
     )
-    def test_what_the_message_advises_fits_one(self, backend: str, block_size: int, max_seq_len: int) -> None:
+    @pytest.mark.parametrize("parts", [1, 2])
+    def test_what_the_message_advises_fits_the_longest_sequence(
+        self, backend: str, block_size: int, max_seq_len: int, parts: int
+    ) -> None:
         kv = KVConfig(backend=backend, block_size=block_size, memory="100B")
         with pytest.raises(CapacityError) as caught:
-            size_pool(kv, TINY, max_batch_size=1, max_seq_len=max_seq_len)
+            size_pool(kv, TINY, max_batch_size=1, max_seq_len=max_seq_len, parts=parts)
         advice = KVConfig(backend=backend, block_size=block_size, memory=_advised_memory(caught.value))
-        size = size_pool(advice, TINY, max_batch_size=1, max_seq_len=max_seq_len)
-        assert size.num_blocks >= 1
-        assert size.num_bytes < size.block_size * TINY.bytes_per_token + 1024
+        size = size_pool(advice, TINY, max_batch_size=1, max_seq_len=max_seq_len, parts=parts)
+        check_longest_sequence(size, max_seq_len)
+        assert size.num_bytes < parts * (max_seq_len + size.block_size) * TINY.bytes_per_token + 1024
 
 
 class TestLongestSequence:

@@ -58,6 +58,6 @@ def _export_trace(name: str, settings: ExportSettings) -> None:
     refuse_existing("to", Path(settings.to))
     done = export_trace(name, settings.format, Path(settings.to))
     print(f"{name}: {done.requests:,} requests as {settings.format}, without {' and '.join(done.left_out)}")
-    if done.refused:
-        print(f"  {done.refused:,} that the server refused are left out")
+    if done.without_output:
+        print(f"  {done.without_output:,} without an output token, as those that the server refused, are left out")
     print(f"written: {settings.to}")

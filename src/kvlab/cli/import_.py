@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvlab.lab.traffic import Imported
 
 _UNITS = ("s", "ms", "us", "ns")
-_DROPPED = ("times", "outputs", "prompts")
+_DROPPED = ("times", "outputs", "prompts", "broken")
 
 
 @dataclass
@@ -53,7 +53,9 @@ class ImportSettings:
     tokenizer: str | None = setting(None, "for text: a folder with tokenizer.json, or fetched:smollm2", "WHERE")
     hash_with: str | None = setting(None, "what hashes are keyed with; a new key is made and forgotten", "FILE")
     sort: bool = setting(False, "sort requests by arrival, all in memory; or --sort", "true")
-    drop: list[str] = setting([], "leave out requests without times, outputs or prompts (of a table)", "NAME,NAME")
+    drop: list[str] = setting(
+        [], "leave out requests without times, outputs or prompts (of a table), and broken lines", "NAME,NAME"
+    )
     plugins: list[str] = setting([], "modules of your own to import first, with a format", "[MODULE,...]")
     columns: ColumnSettings = field(default_factory=ColumnSettings)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from kvlab.cli.foreign import foreign, translated
 from kvlab.cli.known import OWN_KEYS, aliases, known_keys, meant
 from kvlab.cli.shortcuts import expanded
 from kvlab.errors import ConfigError
@@ -13,7 +14,6 @@ from kvlab.secrets import redacted
 
 _GROUPS = ("sweep", "experiment")  # choices that are no settings
 _OF_A_GROUP = r"fleet\.groups\.\d+\.\w.*"  # that is written before it
-_HYDRAS = ("--version",)  # options of Hydra that settings are called as
 _LENGTHS = ("workload.prompt_len", "workload.output_len")
 _PIPELINES = ("pipeline_parallel", "pipeline_parallel_size", "pp_size", "pp")
 _OF_COMMANDS = {  # settings of one command that are given to another
@@ -28,9 +28,9 @@ def written_out(overrides: Sequence[str]) -> list[str]:
     """The overrides as Hydra takes them, behind its flags: `workload.prompt_len=8000` is of exactly 8,000 tokens,
     and choices in `conf/` of the working directory are found. Raises ConfigError for a key that there is not.
     """
+    if option := foreign(overrides):
+        raise ConfigError("option", option.partition("=")[0], f"is no option; {translated(overrides)}")
     for text, before in zip(overrides, ("", *overrides), strict=False):
-        if text.startswith("--") and text not in _HYDRAS and (setting := meant(text)):
-            raise ConfigError("option", text, f"is no option; write {setting}=...")
         if re.match(r"[\w./]", text) and "=" not in text and not before.startswith("-"):
             written = f"{text}=..." if meant(text) == text else f"model={text}"
             if text.endswith(".jsonl"):  # what `kvlab import` and `kvlab record` write

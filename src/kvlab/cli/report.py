@@ -23,8 +23,10 @@ from kvlab.cli.settings import command, refuse_settings
 from kvlab.errors import KvlabError, OutputError
 from kvlab.lab.files import sentences
 from kvlab.lab.report.options import ReportOptions
+from kvlab.run_files import ADVICE, SEARCH
 
 if TYPE_CHECKING:
+    from kvlab.lab.compare.groups import Group
     from kvlab.lab.report.model import Report
     from kvlab.lab.results.records import RunRecord
 
@@ -55,12 +57,20 @@ def report(options: ReportOptions, runs: Sequence[str]) -> tuple[Report, bool]:
     warn(*sentences(errors))
     if not any(error.path == page for error in errors):
         console.print(f"report: {page}", soft_wrap=True)
-    if line := _advice(made.groups[0].example):
+    if line := _advice(made.groups, runs):
         console.print(line, soft_wrap=True)
     return made, not errors
 
 
-def _advice(run: RunRecord) -> str | None:
+def _advice(groups: Sequence[Group], runs: Sequence[str]) -> str | None:
+    """How to go on: from the answer of a search, if the report is on one, else from the first group."""
+    if len(runs) == 1 and (kept := Path(runs[0]) / SEARCH / ADVICE).is_file():
+        return kept.read_text(encoding="utf-8")
+    line = _advice_on(groups[0].example)
+    return f"of {groups[0].name}, {line}" if line and len(groups) > 1 else line
+
+
+def _advice_on(run: RunRecord) -> str | None:
     """The command that asks what to change of a run that was simulated; None: of another, and of one whose settings
     this version does not have.
     """

@@ -15,6 +15,7 @@ from kvlab.engine.plan import EnginePlan
 from kvlab.engine.scheduler import StateKeeping, build_scheduler
 from kvlab.engine.step import Executor
 from kvlab.engine.text import Detokenizer
+from kvlab.errors import CapacityError
 from kvlab.kv.journal import BlockJournal
 from kvlab.kv.pools import POOLS
 from kvlab.kv.sizing import PoolSize
@@ -62,9 +63,15 @@ def build_engine(
     options: dict[str, Any] = {} if offload is None else {"offload": offload}  # a plugin's pool need not know them
     if size.groups:
         options |= {"groups": size.groups, "step_tokens": size.step_tokens, "ahead": size.ahead}
-    pool = POOLS.get(config.kv.backend).from_config(
-        config.kv, size.num_blocks, config.model.max_seq_len, execution.storage, journal=journal, **options
-    )
+    try:
+        pool = POOLS.get(config.kv.backend).from_config(
+            config.kv, size.num_blocks, config.model.max_seq_len, execution.storage, journal=journal, **options
+        )
+    except MemoryError as error:  # of a simulated device, whose memory may be any
+        raise CapacityError(
+            f"the ledger of {size.num_blocks:,} blocks takes more memory than this machine has; give the pool less "
+            "with kv.num_blocks or kv.memory, or larger blocks (kv.block_size)"
+        ) from error
     executor = execution.executor
     if config.executor.batching == "per_sequence":
         executor = PerSequenceExecutor(executor)

@@ -23,16 +23,24 @@ class HotPrefix(NamedTuple):
 
 def hot_prefixes(requests: Sequence[Request], block_size: int) -> list[HotPrefix]:
     """Those of which a cache could spare most tokens, the most first. Of more prompts than can be looked at quickly
-    every so many are.
+    every so many are, each for those between. The turns of a conversation begin as its first.
     """
-    blocks = sum(len(request.prompt_token_ids) for request in requests) // block_size
-    every = requests[:: 1 + blocks // _MOST_BLOCKS]
-    prompts = [RoutedPrompt(request, request.request_id).keys(block_size) for request in every]
-    counts = Counter(key for keys in prompts for key in keys)
+    first_of = dict[str, str]()
+    for request in requests:
+        first_of[request.request_id] = first_of.get(request.follows or "", request.request_id)
+    turns = Counter(first_of.values())
+    firsts = [request for request in requests if request.request_id in turns]
+    every = 1 + sum(len(request.prompt_token_ids) for request in firsts) // block_size // _MOST_BLOCKS
+    counts, asked, prompts = Counter[Key](), Counter[Key](), list[Sequence[Key]]()
+    for first in firsts[::every]:
+        prompts.append(RoutedPrompt(first, first.request_id).keys(block_size))
+        counts.update(prompts[-1])
+        asked.update(dict.fromkeys(prompts[-1], turns[first.request_id]))
     found: dict[Key, HotPrefix] = {}
     for prompt in prompts:
         for count, run in groupby(prompt, counts.__getitem__):
             keys = list(run)
             if count > 1 and len(keys) > len(found.get(keys[0], (0, 0, ()))[2]):
-                found[keys[0]] = HotPrefix(len(keys) * block_size, count, keys)
+                asking = round(asked[keys[0]] * len(firsts) / len(prompts))
+                found[keys[0]] = HotPrefix(len(keys) * block_size, asking, keys)
     return sorted(found.values(), key=lambda prefix: -prefix.tokens * (prefix.requests - 1))[:_MOST]

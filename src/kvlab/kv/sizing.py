@@ -59,6 +59,10 @@ class PoolSize:
         at_once = (1 + self.ahead) * self.step_tokens
         return sum(group.most_blocks(tokens, self.block_size, at_once) for group in self._groups)
 
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes of a pool that can hold a sequence of so many computed tokens, on its way there too."""
+        return self.parts * self.most_blocks(tokens) * self.block_size * self.bytes_per_slot
+
     @property
     def _groups(self) -> tuple[LayerGroup, ...]:
         return self.groups or (LayerGroup(()),)
@@ -100,13 +104,14 @@ def size_pool(
     if groups:
         size = replace(size, step_tokens=step_tokens, ahead=ahead)
     if tokens < block_size:
-        advice = f"kv.memory={-(-block_size * spec.bytes_per_token // 1024)}KiB"
+        needed = size.bytes_for(max_seq_len)
+        advice = f"kv.memory={-(-needed // 1024)}KiB"
         if kv.num_blocks is not None:
-            advice = f"kv.num_blocks={-(-block_size // kv.block_size)}"
+            advice = f"kv.num_blocks={-(-needed // (kv.block_size * spec.bytes_per_token))}"
         raise CapacityError(
             f"{setting} holds {tokens} tokens at {format_bytes(spec.bytes_per_token)} each, less than "
             f"one {pool.unit} of {block_size}; "
-            f"{advice} would hold one"
+            f"{advice} would hold a sequence of model.max_seq_len={max_seq_len} tokens"
         )
     if not groups:
         return size
@@ -123,14 +128,14 @@ def check_longest_sequence(size: PoolSize, longest: int, room: int | None = None
     blocks = size.most_blocks(longest)
     if blocks <= size.blocks_of_a_part:
         return
-    needed = size.parts * blocks * size.block_size * size.bytes_per_slot
+    needed = size.bytes_for(longest)
     whole = -(-needed // (size.block_size * size.bytes_per_token))
     advice = f"kv.num_blocks={whole}, or instead kv.memory={-(-needed // 1024)}KiB, would fit it"
     if room is not None and needed > room:
         advice = (
             f"a pool that fits it takes {format_bytes(needed)}, and weights and steps leave "
             f"{format_bytes(max(room, 0))}; take shorter requests, fewer bits of K and V (kv.dtype) or of weights, "
-            "or more devices"
+            "or more devices (executor.tensor_parallel)"
         )
     shared = f", which {size.parts} groups of devices divide," if size.parts > 1 else ""
     raise CapacityError(

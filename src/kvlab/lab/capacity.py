@@ -55,8 +55,10 @@ class AtLength:
 
     @property
     def advantage(self) -> float | None:
-        """How many times the sequences of whole slots a pool of small blocks holds; None where no slot fits."""
-        small, whole = (self.sequences[backend] for backend in compared_backends())
+        """How many times the sequences of whole slots a pool of small blocks holds; None where no slot fits, or
+        slots have no room for a model's states.
+        """
+        small, whole = (self.sequences.get(backend, 0) for backend in compared_backends())
         return small / whole if whole else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class CapacityPlan(MemoryPlan):
 
     name: str
     device: str  # in words
-    pools: Mapping[str, PoolSize | None]  # by backend; None: not one slot fits
+    pools: Mapping[str, PoolSize | None]  # by backend that the model can have; None: not one slot fits
     lengths: tuple[AtLength, ...]
     of_devices: str = ""  # how `memory` follows from that of simulated devices
     sure: str | None = None  # of a pool that is planned for hardware: how far such pools were off
@@ -122,6 +124,11 @@ def compared_backends() -> tuple[str, str]:
     return next(name for name in paged if paged[name]), next(name for name in paged if not paged[name])
 
 
+def _backends(*, has_states: bool) -> list[str]:
+    """Those that a model can have."""
+    return [name for name in POOLS.names() if POOLS.get(name).frees_windows or not has_states]
+
+
 def plan_capacity(
     config: RunConfig, *, device: str, memory: int | None = None, lengths: Sequence[int] | None = None
 ) -> CapacityPlan:
@@ -133,7 +140,7 @@ def plan_capacity(
     """
     # With whole slots as blocks PyTorch's attention needs more working memory. What small blocks need is shown.
     backend, _ = compared_backends()
-    config = replace(config, kv=replace(config.kv, backend=backend))
+    asked, config = config, replace(config, kv=replace(config.kv, backend=backend))
     hardware, kv = config.hardware, config.kv
     if hardware is not None:
         planned, device = plan_on_devices(config, hardware), name_of_devices(hardware, config.executor.devices)
@@ -143,6 +150,9 @@ def plan_capacity(
         planned = plan_memory(
             model, spec, settings_elsewhere(config, model, device, random_sampling=sampled), memory
         )
+    has_states = planned.model.has_states
+    if has_states:
+        kv_spec(asked, planned.model)  # which refuses what has no room for them
     parts = {field.name: getattr(planned, field.name) for field in fields(planned)}
     plan = CapacityPlan(
         **parts,
@@ -164,7 +174,7 @@ def plan_capacity(
         elif memory < plan.needed(block):
             raise _too_small(config, plan, memory, block)
         kv = replace(kv, memory=f"{plan.left(memory)}B")
-    pools: dict[str, PoolSize | None] = dict.fromkeys(POOLS.names())
+    pools: dict[str, PoolSize | None] = dict.fromkeys(_backends(has_states=has_states))
     for name in pools:
         try:
             pools[name] = planned_pool(replace(config, kv=replace(kv, backend=name)), plan.spec)
@@ -222,11 +232,12 @@ def capacity_curve(
     groups: tuple[LayerGroup, ...] = (),
 ) -> list[CapacityCurve]:
     """The planner's curve of every backend for a cache of `kv_bytes`, over mean lengths (those of `default_lengths`
-    unless given). `groups` of layers are those of pools that give back what leaves a window.
+    unless given); of layers with states, of those that hold these. `groups` of layers are those of pools that
+    give back what leaves a window.
     """
     at = tuple(lengths or default_lengths(max_seq_len))
     curves = []
-    for backend in POOLS.names():
+    for backend in _backends(has_states=any(group.has_state for group in groups)):
         size = POOLS.get(backend).block_size_for(KVConfig(block_size=block_size), max_seq_len)
         pool = PoolSize(0, size, bytes_per_token, groups if POOLS.get(backend).frees_windows else ())
         pool = replace(pool, num_blocks=kv_bytes // (size * pool.bytes_per_slot))

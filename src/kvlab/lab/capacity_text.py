@@ -43,7 +43,10 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     yield "a token", f"{spec.bytes_per_token:,} bytes", formula
     yield "a block", f"{size * plan.paged.bytes_per_slot:,} bytes", _block_formula(plan)
     positions = f"model.max_seq_len; the model has positions up to {model.max_position_embeddings:,}"
-    yield "a slot", f"{longest * spec.bytes_per_token:,} bytes", f"{longest:,} tokens ({positions})"
+    if model.has_states:
+        yield "a sequence", "", f"up to {longest:,} tokens ({positions})"
+    else:
+        yield "a slot", f"{longest * spec.bytes_per_token:,} bytes", f"{longest:,} tokens ({positions})"
     windows = Counter(layer.sliding_window for layer in model.layers if layer.sliding_window is not None)
     for window, layers in windows.items():
         keep = "keep no others" if plan.paged.groups else "keep all others too: kv.windows=false"
@@ -54,7 +57,7 @@ def capacity_lines(plan: CapacityPlan) -> Iterator[tuple[str, str, str]]:
     if isinstance(model, SparseConfig) and (states := model.states) is not None:
         state = states.state_bytes(1, DTYPE_BYTES[plan.settings.dtype])
         note = f"keep a state of {format_bytes(state)} each for a sequence, in one block of its group, not K and V"
-        note += "; contiguous slots are counted without"
+        note += ", which contiguous slots have no room for"
         yield states.called, f"{model.state_layers} of {model.num_layers} layers", note
     yield "", "", ""
     if plan.memory is not None:
@@ -172,12 +175,13 @@ def capacity_table(plan: CapacityPlan) -> Table:
     """Sequences at each mean length."""
     backends = list(plan.pools)
     unused = (f"unused, {backend}" for backend in backends)
-    table = new_table("mean length", *backends, "advantage", *unused, justify="right")
+    compared = ["advantage"] * (len(backends) > 1)
+    table = new_table("mean length", *backends, *compared, *unused, justify="right")
     for row in plan.lengths:
         table.add_row(
             f"{row.length:,}",
             *(f"{count:,}" for count in row.sequences.values()),
-            "-" if row.advantage is None else f"{row.advantage:.2f}x",
+            *("-" if row.advantage is None else f"{row.advantage:.2f}x" for _ in compared),
             *(f"{100 * share:.1f} %" for share in row.unused.values()),
         )
     return table

@@ -19,7 +19,7 @@ from kvlab.lab.traffic_counts import Counts
 from kvlab.paths import CONF
 from kvlab.workloads import trace_format
 from kvlab.workloads.importers import IMPORTERS
-from kvlab.workloads.importers.base import Importer, ImportOptions
+from kvlab.workloads.importers.base import Importer, ImportOptions, JsonLinesImporter
 from kvlab.workloads.importers.table import TableImporter
 from kvlab.workloads.lines import read_head
 from kvlab.workloads.prompt_blocks import BlockHasher, text_encoder
@@ -70,6 +70,8 @@ def import_traffic(file: str, settings: ImportSettings) -> Imported:
     kind = OwnRun if is_run else IMPORTERS.get(chosen) if chosen else _recognised(file, head)
     if "prompts" in settings.drop and not issubclass(kind, TableImporter):
         raise ConfigError("drop", "prompts", "is for tables: other files say nothing of a request without a prompt")
+    if "broken" in settings.drop and not issubclass(kind, (TableImporter, JsonLinesImporter)):
+        raise ConfigError("drop", "broken", "is for tables and JSON lines, of which one alone can be left out")
     hasher = BlockHasher(read_key(settings.hash_with), kind.block_tokens)
     encode = text_encoder(settings.tokenizer)
     return _import(kind(ImportOptions(file, hasher, encode, columns, settings.unit, settings.drop)), settings)
@@ -122,12 +124,14 @@ def _limits(unknown: Collection[str], counts: Counts, importer: Importer) -> tup
     if counts.nothing:
         said.append(counts.left_out)
     if importer.refused:
-        text = f"{importer.refused:,} more were refused, of which nothing is known"
+        text = f"{importer.refused:,} more were refused, or not sent behind one that failed"
         said.append(f"{text}, so that this load is lighter than it was")
     if counts.dropped:
         all_of_them = counts.requests + counts.dropped
         text = f"left out by drop={','.join(counts.drop)}: {counts.dropped:,} of {all_of_them:,} requests"
         said.append(f"{text}, so that this load is lighter than it was")
+    if importer.first_broken:
+        said.append(f"the first that cannot be read: {importer.first_broken}")
     if importer.unread:
         more = f" and {len(importer.unread) - _MOST_NAMES:,} more" * (len(importer.unread) > _MOST_NAMES)
         names = ", ".join(map(shown, importer.unread[:_MOST_NAMES])) + more

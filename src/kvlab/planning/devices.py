@@ -85,6 +85,7 @@ def _check_states(config: EngineConfig, model: DecoderConfig) -> None:
         state = states.state_bytes(config.executor.tensor_parallel, DTYPE_BYTES[config.executor.dtype])
         text = f"a state of {config.model.name}'s {states.called} takes {format_bytes(state)} of each device, and"
         text += f" is in one block: kv.block_size={block}, which a vLLM server takes, is the least that holds it"
+        text += f"; to compare sizes, take kv.block_size={block},{2 * block}, as sweep=block_size has smaller ones"
         raise ConfigError("kv.block_size", size, text)
 
 

@@ -20,6 +20,10 @@ class CheckedTiming:
     def __init__(self, timing: StepTiming) -> None:
         self._timing, self.includes_host = timing, timing.includes_host
 
+    def device_s(self, new_tokens: Counts, lengths: Counts, sampled: int) -> float:
+        """See StepTiming. Raises EngineStoppedError."""
+        return self._seconds("device_s", self._asked(lambda: self._timing.device_s(new_tokens, lengths, sampled)))
+
     def step_s(self, new_tokens: Counts, view: CacheView, sampled: int) -> float:
         """See StepTiming. Raises EngineStoppedError."""
         return self._seconds("step_s", self._asked(lambda: self._timing.step_s(new_tokens, view, sampled)))

@@ -12,12 +12,12 @@ from kvlab.workloads.trace_format import Header, TracedRequest, read_header, rea
 
 
 class Exported(NamedTuple):
-    """How many requests were written, how many were not, since the server refused them, and what of them the file
+    """How many requests were written, how many were not, since they had no output, and what of them the file
     cannot tell.
     """
 
     requests: int
-    refused: int
+    without_output: int
     left_out: tuple[str, ...]
 
 
@@ -91,13 +91,13 @@ def export_trace(trace: str, name: str, path: Path) -> Exported:
     missing = {"times": "arrival times", "outputs": "output lengths"}
     if lacking := [text for what, text in missing.items() if what in header.unknown]:
         raise WorkloadError(f"{shown(trace)}: has no {' and no '.join(lacking)}, which format={name} needs")
-    count, refused, has_blocks = 0, 0, False
+    count, without_output, has_blocks = 0, 0, False
 
     def counted() -> Iterator[TracedRequest]:
-        nonlocal count, refused
+        nonlocal count, without_output
         for _, request in read_trace(trace):
             if request.output_tokens == 0:
-                refused += 1
+                without_output += 1
                 continue
             count += 1
             yield request
@@ -113,4 +113,4 @@ def export_trace(trace: str, name: str, path: Path) -> Exported:
     left_out = ["what the server did"]
     if not has_blocks or "prefixes" in header.unknown:
         left_out.append("what prompts have in common")
-    return Exported(count, refused, tuple(left_out))
+    return Exported(count, without_output, tuple(left_out))

@@ -136,13 +136,13 @@ def csv_cells(line: bytes, delimiter: str = ",") -> list[str]:
 
 def json_object(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. Raises ValueError, saying what is wrong, for anything else."""
-    text = decoded(line)
+    text = decoded(line).rstrip()  # or what ends in a string is told of its line break
     try:
         row = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("lists or objects are nested too deep") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} (character {error.colno})") from error
+        raise ValueError(f"{error.msg.removesuffix(' at')} (character {error.colno})") from error
     except ValueError as error:
         if "integer string conversion" in str(error):  # Python's own limit
             raise ValueError("a number of thousands of digits") from error

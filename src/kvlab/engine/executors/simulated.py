@@ -56,15 +56,17 @@ class SimulatedExecutor(Executor):
     def execute(self, step: StepInput, view: CacheView) -> StepResult:
         rows = step.sampled
         drawn = self._draw((step.sequences[row] for row in rows.tolist()), step.num_outputs[rows])
-        elapsed_s = self._timing.step_s(step.num_tokens, view, len(rows))
-        if not self._timing.includes_host:
-            share = self._of_a_host(len(step.sequences), len(step.token_ids))
-            elapsed_s = self._framework.step_s(elapsed_s, *share, self._layers)
-        return StepResult(drawn.tolist(), elapsed_s=elapsed_s)
+        device_s = self._timing.step_s(step.num_tokens, view, len(rows))
+        return StepResult(
+            drawn.tolist(), elapsed_s=self._with_host(device_s, len(step.sequences), len(step.token_ids))
+        )
 
-    def _of_a_host(self, sequences: int, tokens: int) -> tuple[int, int]:
-        """The share that each group's host has of a step."""
-        return -(-sequences // self._groups), -(-tokens // self._groups)
+    def _with_host(self, device_s: float, sequences: int, tokens: int) -> float:
+        """Seconds of a step with what the framework costs beside the devices; each host has its share."""
+        if self._timing.includes_host:
+            return device_s
+        share = -(-sequences // self._groups), -(-tokens // self._groups)
+        return self._framework.step_s(device_s, *share, self._layers)
 
     def run(
         self,
@@ -77,11 +79,26 @@ class SimulatedExecutor(Executor):
         seconds = self._timing.run_s(new_tokens, lengths, len(specs))
         if seconds is None:
             return None
-        if not self._timing.includes_host:
-            share = self._of_a_host(len(new_tokens), int(new_tokens.sum()))
-            seconds = [self._framework.step_s(device_s, *share, self._layers) for device_s in seconds]
+        work = len(new_tokens), int(new_tokens.sum())
+        seconds = [self._with_host(device_s, *work) for device_s in seconds]
         outputs = num_outputs + np.arange(len(lengths))[:, None]
         return self._draw(specs, outputs), seconds
+
+    def prompt_s(self, before: int, tokens: int, most: int) -> float:
+        """Seconds that so many tokens of a prompt, `before` others before them, add to those behind them, of which
+        there is at least one: alone on the device, in steps of at most `most`.
+        """
+        end = before + tokens + 1
+
+        def step_s(chunk: int, length: int, sampled: int) -> float:
+            return self._with_host(self._timing.device_s(np.array([chunk]), np.array([length]), sampled), 1, chunk)
+
+        seconds, left = -step_s(1, end, 1), tokens + 1
+        while left:
+            chunk = min(left, most)
+            left -= chunk
+            seconds += step_s(chunk, end - left, int(not left))
+        return seconds
 
     def _draw(self, specs: Iterable[SequenceSpec], num_outputs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens `[..., S]` of S sequences that have so many outputs before."""

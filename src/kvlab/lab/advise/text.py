@@ -1,17 +1,19 @@
 """Advice on the terminal, and its tables, which the page has too."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rich.table import Table
 
 from kvlab.lab.advise.advice import Advice, Figures
+from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.tables import new_table
 from kvlab.lab.terminal import Terminal
 
 _CAUSES = 5
-_SHOWN = 6  # settings that are listed of those that make no difference
+_SHOWN = 6  # settings that are listed of those that make no difference, are worse, or were not tried
 _ON_PAGE = ("ttft p50", "tpot p50")  # columns that are on the page alone
 _WIDE = ("change", "costs")  # columns of text
+_GOODPUT, _THROUGHPUT = metric("slo/goodput_per_s"), metric("throughput/output_tokens_per_s")
 
 Row = dict[str, str]  # by column
 
@@ -35,8 +37,8 @@ def frontier_rows(advice: Advice) -> Iterator[Row]:
         yield {
             "devices": f"{row.devices}",
             "with the plan": row.goal,
-            "goodput": "-" if row.goodput_per_s is None else f"{row.goodput_per_s:.2f}/s",
-            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            "goodput": "-" if row.goodput_per_s is None else f"{_GOODPUT.text(row.goodput_per_s, unit=False)}/s",
+            "tokens/s": _THROUGHPUT.text(row.tokens_per_s, digits=0, unit=False),
             **_figures(row),
         }
 
@@ -66,12 +68,8 @@ def show(advice: Advice, console: Terminal) -> None:
     if advice.proposals:
         console.print(_table(change_rows(advice), (*_ON_PAGE, "ttft p99", "tpot p99")))
         line(f"gain: {advice.goal.unit}, on what it was chosen for and on the other part", "dim")
-    for name, settings in (("no difference", advice.no_difference), ("worse", advice.worse)):
-        if settings:
-            more = f", and {len(settings) - _SHOWN} more" if len(settings) > _SHOWN else ""
-            line(f"{name}: {', '.join(settings[:_SHOWN])}{more}", "dim")
-    for text, reason in advice.not_tried[:_SHOWN]:
-        line(f"not tried: {text}: {reason}", "dim")
+    for text in _others(advice):
+        line(text, "dim")
     if len(advice.frontier) > 1:
         line()
         console.print(_table(frontier_rows(advice), _ON_PAGE))
@@ -83,6 +81,20 @@ def show(advice: Advice, console: Terminal) -> None:
         line(f"note: {note}", "dim")
     if advice.plan.settings:
         console.print(f"try it: {advice.plan.command}", soft_wrap=True)  # as one line, to be copied
+
+
+def _others(advice: Advice) -> Iterator[str]:
+    """What else there is to change, the first of each kind and how many more there are."""
+
+    def first(settings: Sequence[str]) -> list[str]:
+        more = len(settings) - _SHOWN
+        return [*settings[:_SHOWN], *([f"and {more} more, in advice.html"] if more > 0 else [])]
+
+    for name, settings in (("no difference", advice.no_difference), ("worse", advice.worse)):
+        if settings:
+            yield f"{name}: {', '.join(first(settings))}"
+    for text in first([": ".join(each) for each in advice.not_tried]):
+        yield f"not tried: {text}"
 
 
 def _headroom(advice: Advice) -> Iterator[str]:

@@ -129,11 +129,30 @@ def _default_by(sets: Sequence[RunSet]) -> tuple[str, ...]:
 
 def _group(name: str, runs: Sequence[RunRecord], by: Sequence[str], varied: Sequence[str]) -> Group:
     finished = [run for run in runs if run.finished]
+    left_out, mixed = [run for run in runs if not run.finished], differing([settings(run) for run in runs])
+    if mixed:
+        finished = _told_once(finished)
     rest = [key for key in varied if key not in by and key.split(".")[0] not in by] if by else []
     turns = {_turn(run, rest, any_sweep=SET in by and bool(rest)): run for run in finished}
     distinct = len(turns) == len(finished)  # two runs of a group cannot be the same repeat
-    left_out, mixed = [run for run in runs if not run.finished], differing([settings(run) for run in runs])
     return Group(name, finished, left_out, turns if distinct else {}, mixed)
+
+
+def repeated(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Simulated runs that repeat an earlier one of these, to the last digit."""
+    seen, again = set[str](), list[RunRecord]()
+    for run in runs:
+        key = repr((sorted(settings(run).items()), sorted(run.metrics.items())))
+        if run.simulated and key in seen:
+            again.append(run)
+        seen.add(key)
+    return again
+
+
+def _told_once(runs: list[RunRecord]) -> list[RunRecord]:
+    """Among others, as many points as were simulated: an interval over copies of them is too short."""
+    again = {id(run) for run in repeated(runs)}
+    return [run for run in runs if id(run) not in again]
 
 
 def _turn(run: RunRecord, rest: Sequence[str], *, any_sweep: bool) -> tuple[object, ...]:

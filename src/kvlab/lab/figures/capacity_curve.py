@@ -93,7 +93,9 @@ def draw_capacity(
 
 
 def _groups(record: RunRecord) -> tuple[LayerGroup, ...]:
-    return tuple(LayerGroup(tuple(range(layers)), window) for layers, window in record.facts["kv_groups"])
+    """A window of one token is that of states."""
+    groups = record.facts["kv_groups"]
+    return tuple(LayerGroup(tuple(range(layers)), window, window == 1) for layers, window in groups)
 
 
 def _cache_size(record: RunRecord) -> tuple[int, int, int] | None:

@@ -50,7 +50,10 @@ def pareto_figure(points: Points) -> Figure:
     front = pareto_front(known)
     figure, axes = style.new_axes(4.8, f"{X_LABEL}  (less is better)", f"{Y_LABEL}  (more is better)")
     heading = f"{len(front)} of {len(known)} points are on the Pareto front"
-    style.title(axes, heading, "no other point is at least as good in both and better in one")
+    note = "no other point is at least as good in both and better in one"
+    if unlike := [key for key in points.varied_keys() if key.partition(".")[0] in ("workload", "model")]:
+        note += f"; those of another {unlike[0]} do other work"
+    style.title(axes, heading, note)
     if not known:
         style.nothing(axes, "no finished point has both metrics")
         return figure

@@ -79,7 +79,7 @@ def service_level_figure(
     if lost := sum(not record.completed for record in records):
         notes.append(f"{lost:,} did not complete")
     if refused:
-        notes.append(f"{refused:,} more were refused and are not shown")
+        notes.append(f"{refused:,} more were refused or not sent, and are not shown")
     heading = f"{share(both)} of {count(submitted, 'request')} within {said}"
     style.title(panels[0], heading, ", ".join(notes))
     _draw_attainment(panels[0], windows)

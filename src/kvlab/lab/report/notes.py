@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from kvlab.lab.compare.groups import Group, pairs_of
+from kvlab.lab.compare.groups import Group, pairs_of, repeated
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.results.sureness import how_far_off
 from kvlab.lab.results.tables import count
@@ -34,10 +34,15 @@ def method_notes(groups: Sequence[Group], options: ReportOptions) -> list[str]:
             f"{_which(welch, others)} compared as independent samples: delta is the ratio of the medians, the "
             f"interval (Welch, {options.confidence:g} %) that of the ratio of geometric means."
         )
+    more = "`kvlab run -m repeats=5` gives repeats, in turns."
+    if baseline.runs and baseline.example.simulated:
+        more = "`kvlab run -m seed=0,1,2,3,4` simulates other requests; name in by= what to compare over them."
     if single:
+        text = f"{_which(single, others)} shown without interval and verdict: one run says nothing about chance."
+        notes.append(f"{text} {more}")
+    if any(repeated(group.runs) for group in groups):
         notes.append(
-            f"{_which(single, others)} shown without interval and verdict: one run says nothing about chance. "
-            "`kvlab run -m repeats=5` gives repeats, in turns."
+            f"Repeats of a simulation are the same to the last digit, and say nothing about chance: {more}"
         )
     if paired or welch:
         notes.append(

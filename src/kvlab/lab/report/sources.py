@@ -12,7 +12,7 @@ from kvlab.lab.compare.groups import RunSet
 from kvlab.lab.report.options import ReportOptions
 from kvlab.lab.results.records import RunRecord, read_run, read_summary, read_sweep
 from kvlab.lab.tracking import Store, open_store
-from kvlab.lab.tracking.search import TrackedRun, fetch_files, find_runs
+from kvlab.lab.tracking.search import TrackedRun, done_before, fetch_files, find_runs
 from kvlab.run_files import SUMMARY
 
 _ID = re.compile(r"[0-9a-f]{6,32}")
@@ -106,7 +106,7 @@ class Sources:
         """A sweep's points: its children, and those that had finished before it was resumed."""
         find = partial(find_runs, self._store, self._experiment)
         points = list(reversed(find(f"tags.`{_PARENT}` = '{sweep.run_id}'")))
-        for run_id in sweep.tags.get("kvlab.done_before", "").split():
+        for run_id in done_before(sweep.tags):
             points += find(f"attributes.run_id = '{run_id}'")
         return points
 

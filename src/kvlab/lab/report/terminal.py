@@ -11,6 +11,7 @@ from kvlab.lab.terminal import Terminal, marked
 
 _STYLES = {"good": "green", "bad": "red"}
 _WIDE = 3  # with more groups than this each is a row, and only the main metrics are columns
+_NARROW = 140  # characters of a terminal, with fewer of which three groups beside each other are cut off
 _COLUMNS = 6
 _MAIN_METRICS = (
     "throughput/output_tokens_per_s", "latency/ttft_ms_p50", "latency/tpot_ms_p50", "latency/e2el_ms_p99",
@@ -32,7 +33,8 @@ def print_report(report: Report, console: Terminal) -> None:
     for key, values in report.differences.items():
         say(f"  {key}: {' | '.join(dict.fromkeys(values))}")
     console.print()
-    console.print(_by_group(report) if len(report.groups) > _WIDE else _by_metric(report))
+    most = _WIDE if console.width >= _NARROW else _WIDE - 1
+    console.print(_by_group(report) if len(report.groups) > most else _by_metric(report))
     console.print()
     for name, text in report.outputs:
         say(f"greedy outputs of {name}: {text}")

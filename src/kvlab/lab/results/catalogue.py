@@ -69,7 +69,10 @@ class Metric:
         if self.unit == "bytes":
             return format_bytes(value)
         written = f" {self.unit}" if unit and self._has_written_unit else ""
-        return f"{value:,.{self.digits if digits is None else digits}f}{written}"
+        digits = self.digits if digits is None else digits
+        if self.unit.endswith("/s") and 0 < abs(value) < 10 ** (1 - digits):  # of a log of weeks: not 0.00
+            return f"{value:.2g}{written}"
+        return f"{value:,.{digits}f}{written}"
 
     @property
     def _has_written_unit(self) -> bool:

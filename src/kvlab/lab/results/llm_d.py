@@ -28,7 +28,7 @@ def benchmark_report(run: RunRecord) -> dict[str, Any]:
     done = [record for record in records if record.completed]
     if not done:
         raise RecordError(f"{run.directory}: no request completed, so that there is nothing to export")
-    refused = int(run.metrics.get("requests/refused", 0))  # by a full queue, which leaves no records
+    refused = int(run.metrics.get("requests/refused", 0))  # or not sent: they have no records
     begin, end = min(record.arrival_s for record in records), max(record.finished_s for record in records)
     prompt, output = ([record.prompt_tokens for record in done], [len(record.output_token_ids) for record in done])
     latencies = latencies_ms(records)

@@ -40,9 +40,9 @@ class Predicted(NamedTuple):
 def predicted(
     groups: Sequence[tuple[range, EnginePlan]], log: RunLog, limits: Mapping[str, float]
 ) -> Predicted | None:
-    """Of a run on replicas with these numbers, whose steps are timed by measured operations; of several groups with
-    the widest of their errors. None: no request has both latencies, or no deployment of a framework was measured
-    so: none without CUDA graphs, none with states.
+    """Of a run on replicas with these numbers; of several groups with the widest of their errors. None: no request
+    has both latencies, or no deployment of a framework was measured so: steps are timed otherwise than by measured
+    operations, or without CUDA graphs, or with states.
     """
     if any(_is_unlike(plan) for _, plan in groups):
         return None
@@ -68,7 +68,11 @@ def predicted(
 
 
 def _is_unlike(plan: EnginePlan) -> bool:
-    """Whether no deployment like this was measured."""
+    """Whether no deployment like this was measured. What the timing or the executor of a plugin makes of measured
+    operations was compared with none either.
+    """
+    if type(plan.timing) is not SiliconTiming or plan.config.executor.kind != "simulated":
+        return True
     return not plan.config.framework.cuda_graphs or plan.model.has_states
 
 
@@ -112,12 +116,7 @@ def ratios_off(plans: Iterable[EnginePlan]) -> str:
     one framework whose ratios are known.
     """
     return _ratios_of(
-        {
-            (framework.tables if is_known else "", is_mixture(plan.model))
-            for plan in plans
-            for framework in [plan.config.framework]
-            for is_known in [isinstance(plan.timing, SiliconTiming) and not _is_unlike(plan)]
-        }
+        {("" if _is_unlike(plan) else plan.config.framework.tables, is_mixture(plan.model)) for plan in plans}
     )
 
 

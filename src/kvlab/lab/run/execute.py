@@ -26,7 +26,6 @@ from kvlab.lab.tracking import RunStatus
 from kvlab.plugins import reason_of
 from kvlab.run_files import TRACE
 from kvlab.secrets import redact
-from kvlab.simulation.timings.silicon import SiliconTiming
 
 
 def execute(context: RunContext) -> RunResult:
@@ -63,6 +62,7 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     profiler = Profiler(enabled=config.debug.profile)
     log, problem, status, metrics = RunLog(), None, RunStatus.FINISHED, dict[str, float]()
     sure = dict[str, Predicted]()
+    failed: Exception | None = None
     try:
         reporter.estimate(plan)
         engine = start_engine(plan, context.directory, profiler, should_stop)
@@ -86,16 +86,20 @@ def _execute(context: RunContext, should_stop: Callable[[], bool], unguard: Call
     except KeyboardInterrupt:
         status = RunStatus.INTERRUPTED
     except Exception as error:
-        recording.finish(log, metrics, _failure(error), reason_of(error))
-        raise
+        failed, status, problem, sure = error, _failure(error), reason_of(error), {}
     is_stopped = status is RunStatus.INTERRUPTED
     with stop_on_signal(context.console, "stopping once the results are written", asked=is_stopped) as was_asked:
         recording.finish(log, metrics, status, problem, sure.get(""))
+    is_for_others = context.in_sweep and was_asked() and not is_stopped  # this run has ended, not those behind it
+    if failed is not None:
+        if is_for_others:
+            raise KeyboardInterrupt from failed
+        raise failed
     unwritten = tuple(sentences(recording.unwritten))
     result = RunResult(context.name, status, metrics, problem, recording.error, unwritten)
     reporter.result(result, recording.tracker, known_only=plan.own is None, brief=not config.verbose)
-    if context.in_sweep and was_asked() and not is_stopped:
-        raise KeyboardInterrupt  # this run has ended; it was meant for those behind it
+    if is_for_others:
+        raise KeyboardInterrupt
     return result
 
 
@@ -111,14 +115,11 @@ def _predicted(plan: Plan, log: RunLog) -> dict[str, Predicted]:
     limits = plan.config.slo.limits
     found, groups = dict[str, Predicted | None](), list[tuple[range, RunPlan]]()
     for name, replicas, part in plan.parts:
-        if not isinstance(part.timing, SiliconTiming):
-            continue
         groups.append((replicas, part))
         if len(plan.parts) > 1:
             records = [record for record in log.records if record.replica in replicas]
             found[name] = predicted(groups[-1:], replace(log, records=records, refused=[]), limits)
-    if len(groups) == len(plan.parts):
-        found[""] = predicted(groups, log, limits)
+    found[""] = predicted(groups, log, limits)
     return {name: sure for name, sure in found.items() if sure is not None}
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from kvlab.config import FleetConfig, RunConfig, parse_bytes
 from kvlab.core import Request
 from kvlab.engine.core import EngineCore
+from kvlab.engine.executors.simulated import SimulatedExecutor
 from kvlab.engine.front_end import FrontEnd
 from kvlab.engine.plan import EnginePlan
 from kvlab.errors import ConfigError
@@ -49,6 +50,10 @@ def check_blocks(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> None:
     if pulling and len(sizes) > 1:
         has = " and ".join(f"{size} tokens in {dtype}" for (size, _), dtype in sizes.items())
         text = f"blocks are pulled as they are, and fleet.groups have {has}; give all one kv.block_size, kv.dtype"
+        if len(set(sizes.values())) == 1 < len({num_bytes for _, num_bytes in sizes}):
+            heads = replicas[0].model.num_kv_heads
+            text = f"blocks are pulled as they are, and devices beyond the model's {heads} KV heads hold copies of"
+            text += f" them; give all groups one executor.tensor_parallel, or none above {heads}"
         raise ConfigError(*pulling[0], text)
 
 
@@ -86,8 +91,14 @@ def _link_rates(replicas: Sequence[EnginePlan], fleet: FleetConfig) -> list[Link
 
 def _prefill_times(replicas: Sequence[EnginePlan]) -> list[PrefillTime]:
     """What each replica is predicted to take for tokens of a prompt: nothing known of recorded steps."""
-    pairs = [(replica.timing, replica.config.scheduler.prompt_tokens) for replica in replicas]
-    return [partial(timing.prompt_s, most=most) for timing, most in pairs if isinstance(timing, StepTiming)]
+    return [
+        partial(
+            SimulatedExecutor(replica.model, timing, replica.config.framework).prompt_s,
+            most=replica.config.scheduler.prompt_tokens,
+        )
+        for replica in replicas
+        if isinstance(timing := replica.timing, StepTiming)
+    ]
 
 
 def _pulling(fleet: FleetConfig) -> list[tuple[str, object]]:

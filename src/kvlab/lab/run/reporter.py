@@ -231,7 +231,8 @@ def _as_simulated(plan: RunPlan, timing: Timing) -> str:
         start = startup(config.framework, config.hardware)
         if start.otherwise and plan.working.is_of_logits:
             text += f"; vLLM counts {start.logit_bytes} bytes for each logit at its start{start.otherwise}"
-    return f"{text}; timing {timing.description}: {timing.because}" if timing.because else text
+    because = timing.because if config.executor.kind == "simulated" else None  # others make of it what they like
+    return f"{text}; timing {timing.description}: {because}" if because else text
 
 
 def _link(config: RunConfig) -> str | None:

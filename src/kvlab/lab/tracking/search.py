@@ -1,7 +1,7 @@
 """Finding runs that a store has, and continuing one."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from kvlab.lab.tracking.store import Store
 
 _PAGE = 1000
 _NOT_FIGURES = ("series/", "system/")
+_DONE_BEFORE, _IDS_IN_A_TAG = "kvlab.done_before", 200  # of 33 characters each
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,18 @@ def continue_run(store: Store, run_id: str, tags: Mapping[str, str]) -> MlflowTr
     for key, value in tags.items():
         store.call("set_tag", run_id, key, value[:TAG_CHARS])
     return MlflowTracker(store, run.info.experiment_id, run_id, run.info.start_time)
+
+
+def done_before_tags(run_ids: Sequence[str]) -> dict[str, str]:
+    """Tags of a sweep that name the runs of its points that others made, as many as are needed."""
+    chunks = [run_ids[first : first + _IDS_IN_A_TAG] for first in range(0, len(run_ids), _IDS_IN_A_TAG)]
+    return {f"{_DONE_BEFORE}{f'.{number}' if number else ''}": " ".join(ids) for number, ids in enumerate(chunks)}
+
+
+def done_before(tags: Mapping[str, str]) -> list[str]:
+    """The runs that `done_before_tags` named."""
+    keys = [key for key in tags if key.startswith(_DONE_BEFORE)]
+    return [run_id for key in sorted(keys, key=lambda key: (len(key), key)) for run_id in tags[key].split()]
 
 
 def fetch_files(store: Store, run_id: str, directory: Path) -> None:

@@ -100,18 +100,6 @@ class StepTiming(Timing):
             return None
         return [self.device_s(new_tokens, row, sampled) for row in lengths]
 
-    def prompt_s(self, before: int, tokens: int, most: int) -> float:
-        """Seconds that so many tokens of a prompt, `before` others before them, add to those behind them, of which
-        there is at least one: alone on the device, in steps of at most `most`.
-        """
-        last = self.device_s(np.array([1]), np.array([before + tokens + 1]), 1)
-        seconds, left = -last, tokens + 1
-        while left:
-            chunk = min(left, most)
-            left -= chunk
-            seconds += self.device_s(np.array([chunk]), np.array([before + tokens + 1 - left]), not left)
-        return seconds
-
 
 def set_rates(hardware: HardwareConfig, names: Sequence[str] = ()) -> list[str]:
     """What a roofline reads of the device that is other than in its file, as key=value: of these names, or all."""

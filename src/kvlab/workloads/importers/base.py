@@ -47,7 +47,8 @@ class Importer(ABC):
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
         self.place: Place | None = None  # of the request that was read last, where requests have lines
-        self.dropped = 0  # requests without a number of prompt tokens that were left out
+        self.dropped = 0  # requests that were left out: broken ones, and those without a number of prompt tokens
+        self.first_broken = ""  # what was wrong with the first of those that cannot be read
         self.refused = 0  # requests that the source counts and does not have, since its server refused them
         self.counted = 0  # prompt tokens by the file's own count, where lengths are those of its texts
         self.unread: tuple[str, ...] = ()  # columns that nothing is known of, once all was read
@@ -62,6 +63,13 @@ class Importer(ABC):
     def error(self, reason: str) -> WorkloadError:
         """What is wrong with the file."""
         return WorkloadError(f"{shown(self.options.path)}: {reason}")
+
+    def broken(self, error: WorkloadError) -> None:
+        """A line cannot be read: it is left out, or raises that where nobody asked to."""
+        if "broken" not in self.options.drop:
+            raise WorkloadError(f"{error}; drop=broken leaves out what cannot be read") from error
+        self.dropped += 1
+        self.first_broken = self.first_broken or str(error)
 
     @abstractmethod
     def requests(self) -> Iterator[TracedRequest]:
@@ -88,25 +96,29 @@ class JsonImporter(Importer):
             raise error(f"{text}; expected {self.expected}") from mistake
 
 
-def json_objects(path: str, expected: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Those of a file that has one in each line, or over several lines, or that is a list of them. Raises
-    WorkloadError for anything else, with what is `expected`.
+def json_objects(
+    path: str, expected: str, broken: Callable[[WorkloadError], None]
+) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Those of a file that has one in each line, or over several lines, or that is a list of them. Anything else is
+    `broken`, with what is `expected`.
     """
     head = read_head(path)
     if head.lstrip().startswith("[") or is_indented(head):
         for number, row in enumerate(read_documents(path) if is_indented(head) else read_document(path), 1):
             place = Place(path, number, "item")
-            if not isinstance(row, dict):
-                raise place.error(f"not a JSON object; expected {expected}")
-            yield place, row
+            if isinstance(row, dict):
+                yield place, row
+            else:
+                broken(place.error(f"not a JSON object; expected {expected}"))
         return
     for number, line in read_lines(path):
         place = Place(path, number)
         try:
             row = json_object(line)
         except ValueError as error:
-            raise place.error(f"{error}; expected {expected}") from error
-        yield place, row
+            broken(place.error(f"{error}; expected {expected}"))
+        else:
+            yield place, row
 
 
 class JsonLinesImporter(JsonImporter):
@@ -118,9 +130,12 @@ class JsonLinesImporter(JsonImporter):
 
     def requests(self) -> Iterator[TracedRequest]:
         """See Importer."""
-        for place, row in json_objects(self.options.path, self.expected):
+        for place, row in json_objects(self.options.path, self.expected, self.broken):
             self.place = place
-            yield from self.checked(partial(self.of_line, place, row), place.error)
+            try:
+                yield from self.checked(partial(self.of_line, place, row), place.error)
+            except WorkloadError as error:
+                self.broken(error)
 
 
 class DocumentImporter(JsonImporter):

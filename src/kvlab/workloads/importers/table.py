@@ -146,7 +146,12 @@ class TableImporter(Importer):
                 there.update(added)
                 self._find(place, columns, fresh + added)
             if row.get(columns.get("prompt_tokens", "")) is not None:
-                yield self._request(place, row, columns)
+                try:
+                    request = self._request(place, row, columns)
+                except WorkloadError as error:
+                    self.broken(error)
+                else:
+                    yield request
             elif "prompts" in self.options.drop:
                 self.dropped += 1
             else:
@@ -166,7 +171,7 @@ class TableImporter(Importer):
             for number, row in read_table(path):
                 yield Place(path, number, "row"), _flat(row)
         elif read_head(path).lstrip().startswith(("{", "[")):
-            for place, row in json_objects(path, "a JSON object with a request"):
+            for place, row in json_objects(path, "a JSON object with a request", self.broken):
                 yield place, _flat(row)
         else:
             yield from self._csv_rows()
@@ -180,7 +185,11 @@ class TableImporter(Importer):
                     delimiter = _delimiter(line.decode(errors="replace"))
                 cells = _cells(line, delimiter, lines)
             except ValueError as error:
-                raise place.error(f"{error}; expected a line of a CSV file") from error
+                wrong = place.error(f"{error}; expected a line of a CSV file")
+                if not names or line.count(b'"') % 2:  # an open cell took the lines behind it
+                    raise wrong from error
+                self.broken(wrong)
+                continue
             if not names and all(re.fullmatch(r"[-+.\d]+", cell) for cell in cells):
                 text = "numbers alone; expected the names of the columns in the first line, as"
                 raise place.error(f"{text} arrival,prompt_tokens,output_tokens")
@@ -188,7 +197,7 @@ class TableImporter(Importer):
                 names += cells
                 self._is_fixed = True
             elif len(cells) != len(names):
-                raise place.error(f"{len(cells)} columns; expected {len(names)} as in the first line")
+                self.broken(place.error(f"{len(cells)} columns; expected {len(names)} as in the first line"))
             else:
                 yield place, {name: cell for name, cell in zip(names, cells, strict=True) if cell not in _NOTHING}
 
@@ -226,7 +235,7 @@ class TableImporter(Importer):
                 raise ConfigError(f"columns.{name}", said, text)
 
     def _request(self, place: Place, row: dict[str, Any], columns: dict[str, str]) -> TracedRequest:
-        said = {name: row.get(column) for name, column in columns.items()}
+        said = {name: None if (value := row.get(column)) == "" else value for name, column in columns.items()}
         prompt = place.tokens(said["prompt_tokens"], columns["prompt_tokens"], least=0, most=MAX_PROMPT_TOKENS)
         numbers: dict[str, Any] = {"prompt_tokens": prompt}
         if said.get("max_tokens") in _NO_LIMIT:

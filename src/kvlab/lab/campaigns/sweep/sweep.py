@@ -23,7 +23,7 @@ from kvlab.lab.results.provenance import other_versions, provenance, uncommitted
 from kvlab.lab.results.records import read_run, read_summary
 from kvlab.lab.terminal import Terminal, print_note, warn
 from kvlab.lab.tracking import RunStatus, Tracker, send_all
-from kvlab.lab.tracking.search import TrackedRun
+from kvlab.lab.tracking.search import TrackedRun, done_before_tags
 from kvlab.plugins import reason_of
 from kvlab.run_files import SUMMARY
 from kvlab.secrets import redact
@@ -207,6 +207,9 @@ def _announce(plan: SweepPlan, history: History | None, configs: Sequence[RunCon
     print(announcement(plan, seconds), flush=True)
     for point in plan.done_before:
         print(f"done before: {point.name} (run {point.done_before})", flush=True)
+    if plan.repeats > 1 and configs and all(own and own.executor.kind == "simulated" for own in configs):
+        text = "repeats of a simulation are the same to the last digit; seed=0,1,2,3,4 simulates other requests"
+        print_note(Terminal(), text, "note")
     if note := uncommitted(provenance()):
         print_note(Terminal(), note, "note")
 
@@ -217,8 +220,7 @@ def _open_parent(
     """Continue the parent run of an earlier sweep, or open one."""
     tags = {"kvlab.points": str(len(plan.points)), "kvlab.repeats": str(plan.repeats)}
     own = parent.run_id if parent else ""
-    if elsewhere := [run.run_id for run in done if run and run.tags.get("mlflow.parentRunId") != own]:
-        tags["kvlab.done_before"] = " ".join(elsewhere)
+    tags |= done_before_tags([run.run_id for run in done if run and run.tags.get("mlflow.parentRunId") != own])
     params = {f"sweep.{key.lstrip('+')}": value for key, value in plan.varied.items()}
     return history.open_parent("sweep", plan.digest, parent, name=plan.name, params=params, tags=tags)
 

@@ -13,7 +13,7 @@ from kvlab.errors import ConfigError, OutputError
 from kvlab.lab.advice_line import advice_line, drawn_requests
 from kvlab.lab.campaigns.tune.settings import TuneSettings
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
-from kvlab.lab.files import attempt, write_csv
+from kvlab.lab.files import attempt, write_csv, write_text
 from kvlab.lab.results.catalogue import metric
 from kvlab.lab.results.load import offered_load
 from kvlab.lab.results.metrics import ATTAINMENT, GOODPUT
@@ -24,6 +24,7 @@ from kvlab.lab.run.fleet import check_fleet
 from kvlab.lab.run.peer_plan import plan_any
 from kvlab.lab.settings import key_of, run_command
 from kvlab.lab.terminal import Terminal
+from kvlab.run_files import ADVICE, SEARCH
 
 _COLUMNS = (
     ATTAINMENT, "slo/ttft_attainment", "slo/tpot_attainment", GOODPUT, "latency/ttft_ms_p99", "latency/tpot_ms_p99",
@@ -197,7 +198,7 @@ class LimitSearch(ABC):
             return Bracket(), None
 
     def _finish(self, limits: Bracket, problem: str | None) -> None:
-        pictures, errors = self.runs.directory / "search", list[OutputError]()
+        pictures, errors = self.runs.directory / SEARCH, list[OutputError]()
         self.console.rule(style="dim")
         if not self.runs.interrupted:
             requests = drawn_requests(self.config.workload)
@@ -207,6 +208,9 @@ class LimitSearch(ABC):
             first, *rest = [problem] if problem else self.result(limits)
             said = [first, *self._doubts(limits.holds), *rest]
             print("\n".join(filter(None, [*said, advice])))
+            if advice:
+                with attempt(errors):
+                    write_text(pictures / ADVICE, advice)
         with attempt(errors):
             write_csv(pictures / f"{self.files}.csv", self._rows())
         if len(self.ended) > 1:
@@ -215,7 +219,7 @@ class LimitSearch(ABC):
             if not errors:
                 print(f"picture: {pictures / f'{self.files}.png'}")
             if self.config.repeats == 1:
-                print(f"report: kvlab report {self.runs.directory}", flush=True)
+                print(f"report: kvlab report {self.runs.directory} by={self.range.key}", flush=True)
         best = self.ended[limits.holds].metrics if limits.holds is not None else {}
         metrics = {name: best[name] for name in (ATTAINMENT, GOODPUT) if name in best}
         if limits.holds is not None:

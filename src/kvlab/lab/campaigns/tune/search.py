@@ -15,7 +15,7 @@ from kvlab.lab.campaigns.tune.space import SEARCHED, build_space, check_fits
 from kvlab.lab.campaigns.tune.study import STORAGE_ERRORS, best_trial, counted, open_study, search, storage_reason
 from kvlab.lab.campaigns.tune.trials import Compose, Ended, Trials
 from kvlab.lab.capacity import plan_capacity
-from kvlab.lab.files import attempt, replacing, write_csv
+from kvlab.lab.files import attempt, replacing, write_csv, write_text
 from kvlab.lab.machine import available_memory
 from kvlab.lab.results.metrics import GOODPUT
 from kvlab.lab.results.provenance import config_digest
@@ -25,6 +25,7 @@ from kvlab.lab.run.progress import clock
 from kvlab.lab.settings import run_command
 from kvlab.lab.terminal import Terminal, warn
 from kvlab.planning.settings import resolve_device
+from kvlab.run_files import ADVICE, SEARCH
 from kvlab.secrets import redact
 
 
@@ -126,14 +127,15 @@ class Search:
         return f"{self.metric} = {trial.value:,.4g} (trial {trial.number})"
 
     def _finish(self, study: Study) -> None:
-        best, pictures = best_trial(study), self.runs.directory / "search"
+        best, pictures = best_trial(study), self.runs.directory / SEARCH
         errors: list[OutputError] = []
         with attempt(errors):
             write_csv(pictures / "trials.csv", trial_rows(study))
         if best is None:
             print(f"no trial has a value; why is in {pictures / 'trials.csv'}")
         else:
-            command = run_command([*self.overrides, *_overrides(best.params).split()])
+            words = [*self.overrides, *_overrides(best.params).split()]
+            command = run_command(words)
             with attempt(errors), replacing(pictures / "tune.png") as own:
                 draw_search(study, self.metric).savefig(own)
             first, gain = study.trials[0], ""
@@ -144,8 +146,11 @@ class Search:
             with attempt(errors):
                 write_page(study, self.metric, command, far, pictures / "tune.html")
             self.console.rule(style="dim")
-            advice = advice_line(self.overrides, drawn_requests(self.config.workload))
+            advice = advice_line(words, drawn_requests(self.config.workload))
             print("\n".join(filter(None, [f"best: {self._value(best)}{gain}", far, command, advice])))
+            if advice:
+                with attempt(errors):
+                    write_text(pictures / ADVICE, advice)
             if not errors:
                 print(f"pictures: {pictures / 'tune.html'}  {pictures / 'tune.png'}", flush=True)
         metrics = {self.metric: best.value} if best and best.value is not None else {}
