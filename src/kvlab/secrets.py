@@ -58,7 +58,8 @@ def taken_from_environment() -> frozenset[str]:
 
 def redact(text: str, *addresses: str) -> str:
     """The text without credentials of URLs, secrets of the environment and those of these addresses."""
-    hidden = _values_of_environment(tuple(os.environb.items()), frozenset(_taken))
+    environment = getattr(os.environb, "_data", os.environb)  # what is behind it is read in a tenth of the time
+    hidden = _values_of_environment(tuple(environment.items()), frozenset(_taken))
     for address in addresses:
         hidden = hidden | _secrets_of(address) | {address: redact(address)}
     found = [value for value in hidden if len(value) >= _LEAST or value.endswith("@")]
