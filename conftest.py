@@ -83,6 +83,17 @@ def _fast_interpreter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _yaml_read_by_libyaml() -> Iterator[None]:
+    """OmegaConf and the tables of measured operations read it in Python, ten times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "yaml" in sys.modules:
+            import yaml
+
+            patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _authorities_read_once() -> Iterator[None]:
     """Each client, of the servers on this machine too, reads the certificates that it would trust elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
