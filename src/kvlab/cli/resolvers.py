@@ -59,21 +59,21 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
     context; else kvlab's, as for static batches, which no server forms.
     """
-    defaults, scheduler, model = defaults_of(_root_), _root_.scheduler, _root_.model
+    if (defaults := defaults_of(_root_)) is None:
+        return None if name in ("long_prefill_threshold", "chunk_unit") else getattr(_kind(name), name)
+    scheduler, model = _root_.scheduler, _root_.model
     if name == "long_prefill_threshold":  # a prompt is computed by one group, within its share of a step's tokens
         groups = int(_root_.executor.attention_data_parallel)
-        is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
+        is_shared = groups > 1 and scheduler.policy != "static"
         return max(1, int(scheduler.max_batched_tokens) // groups) if is_shared else None
     if name == "chunk_unit":
-        return None if defaults is None else defaults.chunk_unit(int(_root_.kv.block_size), scheduler)
+        return defaults.chunk_unit(int(_root_.kv.block_size), scheduler)
     is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
-    if defaults is None or is_own:
-        kinds = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
-        kinds |= dict.fromkeys(("block_size", "partial_reuse"), KVConfig)
-        return getattr(kinds.get(name, SchedulerConfig), name)
+    if is_own:
+        return getattr(_kind(name), name)
     if name == "max_seq_len":
         positions = number_of(model.path, model.architecture, "max_position_embeddings")
         return positions or ModelConfig.max_seq_len
@@ -86,6 +86,12 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     if name == "max_batch_size":  # never more than a step's tokens
         return min(defaults.max_batch_size, int(_root_.scheduler.max_batched_tokens))
     return getattr(defaults, name)
+
+
+def _kind(name: str) -> type:
+    """The part of a configuration that has such a setting."""
+    kinds: dict[str, type] = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
+    return (kinds | dict.fromkeys(("block_size", "partial_reuse"), KVConfig)).get(name, SchedulerConfig)
 
 
 def _state_block(root: DictConfig) -> int | None:
