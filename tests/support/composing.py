@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 from copy import copy
 from functools import cache, wraps
 from types import SimpleNamespace
@@ -19,15 +21,27 @@ from hydra.core.default_element import InputDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, grammar_parser, open_dict
+from omegaconf import DictConfig, _utils, base, grammar_parser, nodes, open_dict
 
 from kvlab.paths import CONF
 
 _OWN = {"pkg://hydra.conf", f"file://{CONF}", "structured://"}  # other sources may change
 
 
+def _import_once(patch: pytest.MonkeyPatch) -> None:
+    """OmegaConf asks four functions for each value, which import its classes in each call."""
+    classes = {"Node": base.Node, "Container": base.Container, "UnionNode": base.UnionNode}
+    for name, kind in (classes | {"ValueNode": nodes.ValueNode}).items():
+        patch.setattr(_utils, name, kind, raising=False)
+    for function in (_utils._is_missing_value, _utils._is_none, _utils._is_interpolation, _utils._get_value):
+        names: dict[str, Any] = {}
+        exec(re.sub(r"(?m)^ +from .*\n", "", inspect.getsource(function)), vars(_utils), names)
+        patch.setattr(function, "__code__", names[function.__name__].__code__)
+
+
 def keep_compositions(patch: pytest.MonkeyPatch) -> None:
     """From here on the files in conf/ are read once, and each choice of them is listed and merged once."""
+    _import_once(patch)
     Plugins.instance()  # which loads the classes of sources anew
     source = SourcesRegistry.instance().resolve("file")
     mode, copy_parts = Hydra.get_mode, DictConfig.__deepcopy__
