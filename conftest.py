@@ -83,6 +83,17 @@ def _fast_interpreter() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _yaml_read_by_libyaml() -> Iterator[None]:
+    """OmegaConf and the tables of measured operations read it in Python, ten times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "yaml" in sys.modules:
+            import yaml
+
+            patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _authorities_read_once() -> Iterator[None]:
     """Each client, of the servers on this machine too, reads the certificates that it would trust elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
@@ -93,6 +104,23 @@ def _authorities_read_once() -> Iterator[None]:
         yield
 
 
+#: How many modules there were as objects were last left out of garbage collections; 0: none are left out.
+_modules = 0
+
+
+def _leave_out_of_collections() -> None:
+    global _modules
+    gc.collect()
+    gc.freeze()
+    _modules = len(sys.modules)
+
+
+def pytest_runtest_logstart() -> None:
+    """Leave out what tests have imported since, too: each run of a sweep ends with a collection of all objects."""
+    if _modules and len(sys.modules) > _modules + 100:
+        _leave_out_of_collections()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _as_one_burst_of_requests() -> Iterator[None]:
     """Leave what was imported and collected out of garbage collections: a million objects, which each run of a test
@@ -100,10 +128,9 @@ def _as_one_burst_of_requests() -> Iterator[None]:
     """
     from kvlab.engine import garbage
 
-    gc.collect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage, "_users", 1)  # those in tests are not the last, which restores the settings
-        gc.freeze()
+        _leave_out_of_collections()
         gc.set_threshold(50_000, 20, 100)  # as while requests are served
         yield  # still frozen at the end, when pytest and the interpreter look for objects that are left
 

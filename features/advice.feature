@@ -15,13 +15,13 @@ Feature: Advice
 
   @R30.2
   Scenario: Nothing to change
-    When I ask for advice on "workload.num_requests=40 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200"
+    When I ask for advice on "workload.num_requests=24 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200"
     Then it ends with status 0
     And it says "Change nothing: of"
     And the first advice is "change nothing"
-    When I ask for advice on "workload.num_requests=40 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200 devices=2 price_per_hour=1 keep=[executor.dtype,executor.weights,kv,scheduler]"
+    When I ask for advice on "workload.num_requests=24 workload.rate=0.5 slo.ttft_ms=2000 slo.tpot_ms=200 devices=2 price_per_hour=1 keep=[executor.dtype,executor.weights,kv,scheduler]"
     Then it says "Change nothing: of"
-    And it says "1 device at 21.57 a million output tokens would keep the limits as well"
+    And it says "1 device at 19.07 a million output tokens would keep the limits as well"
 
   @R30.4 @R30.15
   Scenario: The same command again
@@ -38,7 +38,7 @@ Feature: Advice
 
   @R30.6 @R30.11
   Scenario: Devices and their price
-    When I ask for advice on "workload.num_requests=40 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000 keep=[executor.dtype,executor.weights,kv,scheduler]"
+    When I ask for advice on "workload.num_requests=24 workload.rate=30 model=llama3_1_8b hardware=l40s devices=4 price_per_hour=2 budget_per_hour=5 slo.ttft_ms=2000 keep=[executor.dtype,executor.weights,kv,scheduler]"
     Then it ends with status 0
     And no plan takes more than 2 devices
     And the price of a million tokens is that of its devices over its tokens
@@ -55,7 +55,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Prefill and decode apart, too few that prefill
-    When I ask for advice on "workload.num_requests=30 workload.rate=20 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold,fleet.router,fleet.groups.1.scheduler]"
+    When I ask for advice on "workload.num_requests=20 workload.rate=20 workload.prompt_len=3000 kv.block_size=128 workload.output_len=10 fleet.groups=[{role:prefill,count:1},{role:decode,count:3}] keep=[executor,kv,scheduler.order,scheduler.max_batch_size,scheduler.long_prefill_threshold,fleet.router,fleet.groups.1.scheduler]"
     Then it ends with status 0
     And the first advice is "fleet.groups.0.count=2 fleet.groups.1.count=2"
     And it says "1 less of decode l4, 1 more of prefill l4"
@@ -65,7 +65,7 @@ Feature: Advice
 
   @R30.16
   Scenario: Two kinds of devices, and one more
-    When I ask for advice on "workload.num_requests=40 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
+    When I ask for advice on "workload.num_requests=24 fleet.groups=[{count:2},{count:1,hardware:l40s}] devices=4 executor.timing=roofline keep=[executor,kv,scheduler]"
     Then it ends with status 0
     And it says "on 2 of l4 and 1 of l40s, "
     And the first advice is "fleet.groups.0.count=1 fleet.groups.1.count=3"
@@ -119,7 +119,7 @@ Feature: Advice
 
   @R30.8
   Scenario: Service levels that no change comes near to, of more traffic than is served
-    When I ask for advice on "workload.num_requests=40 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2 keep=[executor,kv]"
+    When I ask for advice on "workload.num_requests=24 workload.rate=400 slo.ttft_ms=1 slo.tpot_ms=1 scheduler.max_batch_size=2 keep=[executor,kv]"
     Then it ends with status 0
     And it says "On requests as drawn overloaded: "
     And it says "no change alone brings more requests within the limits: their mean time decides"

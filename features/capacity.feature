@@ -81,9 +81,9 @@ Feature: How many sequences fit
       And the message says "framework=sglang: keeps the states of qwen3_5_35b_a3b's linear attention in a pool of their own, which is not planned; framework=vllm is"
 
     @R29.32
-    Scenario: A run of such a model says where prefixes are found, and that none like it was measured
-      When I run "model=qwen3_5_27b hardware=h100_sxm executor.weights=fp8 executor.dtype=bfloat16 model.max_seq_len=4096" on a tiny model
-      Then the message says "linear attention of qwen3_5_27b: prefixes are found at the end of each block of 784 tokens here; vLLM keeps states where its steps end"
+    Scenario: A run of such a model says that a vLLM before 0.26 finds no prefixes, and that none like it was measured
+      When I run "model=qwen3_5_27b hardware=h100_sxm executor.weights=fp8 executor.dtype=bfloat16 model.max_seq_len=4096 framework.version=0.25.1" on a tiny model
+      Then the message says "linear attention of qwen3_5_27b: vLLM 0.25.1 finds no prefixes of such a model by default; set kv.prefix_sharing=false"
       And the message says "no deployment with linear attention was measured"
 
     @R2.1

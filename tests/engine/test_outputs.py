@@ -107,7 +107,7 @@ class TestPreemption:
         assert [s.output_token_ids for s in sequences] == [expected_tokens(each) for each in self.ASKED]
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=7),
     num_blocks=st.integers(9, 24),

@@ -18,6 +18,7 @@ from kvlab.kernels.cpu.native import instruction_set, paths
 from kvlab.lab.run.execute import execute
 from kvlab.lab.terminal import Terminal
 from kvlab.models.ops.cpu_ops import CpuOps
+from tests.kernels.conftest import build_for
 from tests.support.plans import compose_run
 from tests.support.runs import context_of
 from tests.support.tracking import empty_store
@@ -77,7 +78,7 @@ def test_without_kernels_pytorch_computes(tmp_path: Path) -> None:
 def test_without_avx_512_other_instructions_do(
     architecture: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVLAB_CPU_ARCH", architecture)
+    build_for(architecture, monkeypatch)  # as tests of kernels do: one library for both
     check_path(tmp_path / "run", "cpu", f"native ({name})")
 
 

@@ -93,15 +93,15 @@ class SharingLfuMachine(SharingMachine):
     eviction = "lfu"
 
 
-PagedMachine.TestCase.settings = examples(25)
+PagedMachine.TestCase.settings = examples(12)
 SingleTokenBlocksMachine.TestCase.settings = examples(12)
-SlottedMachine.TestCase.settings = examples(20)
-SharingMachine.TestCase.settings = examples(100)
-PartsMachine.TestCase.settings = examples(40)
+SlottedMachine.TestCase.settings = examples(12)
+SharingMachine.TestCase.settings = examples(50)
+PartsMachine.TestCase.settings = examples(20)
 RetentionMachine.TestCase.settings = examples(5)
-TieredMachine.TestCase.settings = examples(14)
-SharingFifoMachine.TestCase.settings = examples(25)
-SharingLfuMachine.TestCase.settings = examples(25)
+TieredMachine.TestCase.settings = examples(12)
+SharingFifoMachine.TestCase.settings = examples(12)
+SharingLfuMachine.TestCase.settings = examples(12)
 
 TestPagedPool = PagedMachine.TestCase
 TestPagedPoolOfSingleTokenBlocks = SingleTokenBlocksMachine.TestCase

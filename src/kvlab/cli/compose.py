@@ -113,14 +113,17 @@ def _as_written(node: Any, raw: Any, prefix: str, written: dict[str, str]) -> di
     recorded: dict[Any, Any] = {}
     keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
-        before = len(TAKEN)
-        value, text = node[key], raw[key]
+        text = raw[key]
+        if not isinstance(text, dict | list) and not (isinstance(text, str) and "${" in text):
+            recorded[key] = redacted(str(key), text)  # the value, which the node takes ten times as long to give
+            continue
+        before, value = len(TAKEN), node[key]
         if isinstance(value, DictConfig | ListConfig):
-            text = OmegaConf.to_container(value, resolve=False) if isinstance(text, str) else text
-            inner = _as_written(value, text, f"{prefix}{key}.", written)
+            parts = OmegaConf.to_container(value, resolve=False) if isinstance(text, str) else text
+            inner = _as_written(value, parts, f"{prefix}{key}.", written)
             recorded[key] = inner if isinstance(value, DictConfig) else list(inner.values())
         elif isinstance(value, str) and len(TAKEN) > before:
-            recorded[key] = written[f"{prefix}{key}"] = text
+            recorded[key] = written[f"{prefix}{key}"] = raw[key]
         else:
             recorded[key] = redacted(str(key), value)
     return recorded

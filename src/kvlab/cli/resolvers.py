@@ -59,22 +59,22 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     """A setting that nobody gave: on a simulated device what the framework's server has there, and the model's own
     context; else kvlab's, as for static batches, which no server forms.
     """
-    defaults, scheduler, model = defaults_of(_root_), _root_.scheduler, _root_.model
+    if (defaults := defaults_of(_root_)) is None:
+        return None if name in ("long_prefill_threshold", "chunk_unit") else getattr(_kind(name), name)
+    scheduler, model = _root_.scheduler, _root_.model
     if name == "long_prefill_threshold":  # a prompt is computed by one group, within its share of a step's tokens
         groups = int(_root_.executor.attention_data_parallel)
-        is_shared = defaults is not None and groups > 1 and scheduler.policy != "static"
+        is_shared = groups > 1 and scheduler.policy != "static"
         return max(1, int(scheduler.max_batched_tokens) // groups) if is_shared else None
     if name == "chunk_unit":
-        return None if defaults is None else defaults.chunk_unit(int(_root_.kv.block_size), scheduler)
+        return defaults.chunk_unit(int(_root_.kv.block_size), scheduler)
     is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
     is_own |= name == "merge_equal" and not _may_keep_equal(_root_.kv)
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
-    if defaults is None or is_own:
-        kinds = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
-        kinds |= dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)
-        return getattr(kinds.get(name, SchedulerConfig), name)
+    if is_own:
+        return getattr(_kind(name), name)
     if name == "max_seq_len":
         return number_of(model.path, model.architecture, "max_position_embeddings") or ModelConfig.max_seq_len
     if name in ("memory_utilization", "block_size"):
@@ -92,6 +92,14 @@ def _may_keep_equal(kv: DictConfig) -> bool:
     """Whether equal blocks may both stay beside the other settings of the cache."""
     kept = [key for key in ("pinned_share", "pin_ttl_s", "ttl_s", "quota") if kv[key]]
     return KVConfig.may_keep_equal(str(kv.eviction), kept)
+
+
+def _kind(name: str) -> type:
+    """The part of a configuration that has such a setting."""
+    kinds: dict[str, type] = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
+    return (kinds | dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)).get(
+        name, SchedulerConfig
+    )
 
 
 def _state_block(root: DictConfig) -> int | None:
