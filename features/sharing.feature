@@ -107,6 +107,28 @@ Feature: Sequences share the memory of what they have in common
         | vllm      |                        | 64    |
         | vllm      | kv.partial_reuse=true  | 80    |
 
+  Rule: A prompt goes on from the last state that is kept of its beginning
+
+    @R29.34
+    Scenario Outline: Of the state after 3 blocks the <which> prompt that begins with them finds the first that is kept
+      Given a trace
+        """
+        {"timestamp": 0, "input_length": 5002, "output_length": 2, "hash_ids": [0, 1, 2, 3, 4, 5, 6]}
+        {"timestamp": 5000, "input_length": 5002, "output_length": 2, "hash_ids": [0, 1, 2, 7, 8, 9, 10]}
+        {"timestamp": 10000, "input_length": 5002, "output_length": 2, "hash_ids": [0, 1, 2, 11, 12, 13, 14]}
+        {"timestamp": 15000, "input_length": 5002, "output_length": 2, "hash_ids": [0, 1, 2, 3, 4, 5, 15]}
+        """
+      When I run "executor=simulated hardware=<device> model=qwen3_5_27b executor.tensor_parallel=2 executor.dtype=bfloat16 executor.weights=fp8 model.max_seq_len=8192 kv.block_size=832 workload=mooncake workload.block_tokens=832 <settings>" on that trace
+      Then the command succeeds
+      And the requests found 0, <second>, <third>, 4992 tokens of their prompts in the cache
+
+      Examples: where the second prompt leaves the first it is cut; a state is kept at the end of each step, too
+        | device   | settings                           | second | third | which |
+        | h100_sxm |                                    | 0      | 2496  | third |
+        | h100_sxm | framework.version=0.32             | 0      | 2496  | third |
+        | h100_sxm | scheduler.max_batched_tokens=2500  | 2496   | 2496  | second |
+        | l40s     |                                    | 1664   | 2496  | third |
+
   Rule: A block is free when its last reference is gone
 
     @R4.2
@@ -444,6 +466,15 @@ Feature: Sequences share the memory of what they have in common
         | "alice" and "bob"        | "bob"             | 32     | 2      | 2    | 2    | 2    |
         | "alice" and "bob"        | "bob"             | 15     | 0      | 0    | 2    | 1    |
         | "alice", "bob" and "carol" | "bob" and "carol" | 40   | 4      | 2    | 5    | 3    |
+
+    @R4.8
+    Scenario: Both of two equal blocks stay where a pool keeps them, as vLLM's does
+      Given a pool of 16 blocks of 16 tokens that shares prefixes and keeps equal blocks
+      And "alice" and "bob" are opened with the same 40 tokens
+      When "alice" and "bob" compute 40 tokens in the same step
+      Then 0 blocks were given back because an equal one was there
+      And 6 blocks are in use
+      And every token of "alice" and "bob" reads back as it was written
 
     @R4.8
     Scenario: Answers that say the same fill a block token by token

@@ -25,6 +25,14 @@ def a_sharing_pool(size: MemorySize) -> Texts:
 
 
 @given(
+    parsers.parse("a pool of {size:Size} that shares prefixes and keeps equal blocks", extra_types=_SIZE),
+    target_fixture="memory",
+)
+def a_pool_with_copies(size: MemorySize) -> Texts:
+    return Texts(size.build(SPEC, sharing=True, merge=False))
+
+
+@given(
     parsers.parse("a pool of {size:Size} that shares prefixes and evicts by {policy}", extra_types=_SIZE),
     target_fixture="memory",
 )

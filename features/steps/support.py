@@ -29,11 +29,18 @@ class MemorySize:
     paged: bool
 
     def build(
-        self, spec: KVSpec, max_seq_len: int = 4096, *, sharing: bool = False, eviction: str = "lru"
+        self,
+        spec: KVSpec,
+        max_seq_len: int = 4096,
+        *,
+        sharing: bool = False,
+        merge: bool = True,
+        eviction: str = "lru",
     ) -> BlockPool:
         """The pool of this size, its tensors reserved."""
         if self.paged:
-            return paged(self.count, self.tokens, max_seq_len, spec=spec, sharing=sharing, eviction=eviction)
+            size = self.count, self.tokens, max_seq_len
+            return paged(*size, spec=spec, sharing=sharing, merge=merge, eviction=eviction)
         return contiguous(self.count, self.tokens, spec=spec)
 
 

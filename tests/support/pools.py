@@ -26,6 +26,7 @@ def paged(
     spec: KVSpec = SPEC,
     sharing: bool = False,
     parts: bool = False,
+    merge: bool = True,
     eviction: str = "lru",
 ) -> PagedKVCachePool:
     return PagedKVCachePool(
@@ -35,6 +36,7 @@ def paged(
         KVStorage(spec, num_blocks, block_size),
         prefix_sharing=sharing or parts,
         partial_reuse=parts,
+        merge_equal=merge,
         eviction=EVICTION_POLICIES.get(eviction)(),
     )
 

@@ -6,9 +6,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from kvlab.config import HardwareConfig
-from kvlab.config.server_defaults import server_defaults
+from kvlab.config.server_defaults import keeps_states_within_steps, server_defaults, state_multiple
 from kvlab.config.values import parse_bytes
+from kvlab.errors import ConfigError
 from kvlab.paths import CONF
+from tests.support.plans import compose_run, composed
 
 DEVICES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml") if path.stem != "here")
 
@@ -47,6 +49,7 @@ def test_by_memory(framework: str, device: str, gib: float, tokens: int, sequenc
     assert found is not None
     assert (found.max_batched_tokens, found.max_batch_size, found.block_size) == (tokens, sequences, block)
     assert found.partial_reuse == (framework == "trtllm")
+    assert found.merge_equal == (not framework.startswith("vllm"))
 
 
 @pytest.mark.parametrize(
@@ -176,3 +179,44 @@ def test_sglang_captures_no_graph_for_more_sequences_than_may_run() -> None:
     assert few is not None
     assert many is not None
     assert few.memory_utilization - many.memory_utilization == pytest.approx(2 * 240 / 81_559, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "merges"),
+    [
+        ((), True),
+        (("executor=simulated", "hardware=l4"), False),
+        (("executor=simulated", "hardware=l4", "framework=sglang"), True),
+        (("executor=simulated", "hardware=l4", "kv.eviction=lfu"), True),
+        (("executor=simulated", "hardware=l4", "kv.ttl_s=60"), True),
+        (("executor=simulated", "hardware=l4", "kv.merge_equal=true"), True),
+    ],
+)
+def test_equal_blocks_both_stay_where_vllm_evicts(settings: tuple[str, ...], merges: bool) -> None:
+    assert composed("model=qwen3_tiny", *settings).kv.merge_equal == merges
+
+
+def test_equal_blocks_do_not_both_stay_beside_other_evictions() -> None:
+    with pytest.raises(ConfigError, match=r"kv.merge_equal=False: is for kv.eviction=lru .*; leave it true"):
+        compose_run("model=qwen3_tiny", "kv.merge_equal=false", "kv.eviction=lfu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("hardware=h100_sxm",), (True, True)),
+        (("hardware=rtx_5090",), (True, True)),
+        (("hardware=l40s",), (False, True)),
+        (("hardware=h100_sxm", "framework.version=0.32"), (False, True)),
+        (("hardware=h100_sxm", "framework.version=0.31"), (False, False)),
+        (("hardware=h100_sxm", "framework=kvlab"), (False, False)),
+        (("hardware=h100_sxm", "kv.prefix_sharing=false"), (False, False)),
+    ],
+)
+def test_states_are_kept_within_steps_by_kernels_that_do(
+    settings: tuple[str, ...], expected: tuple[bool, bool]
+) -> None:
+    run = composed("model=qwen3_tiny", "executor=simulated", *settings)
+    assert tuple(keeps_states_within_steps(run, flashinfer=flashinfer) for flashinfer in (True, False)) == expected
+    assert state_multiple(run, flashinfer=True) == (64 if expected[0] else 16)
+    assert state_multiple(run, flashinfer=False) == 16
