@@ -189,6 +189,7 @@ def test_sglang_captures_no_graph_for_more_sequences_than_may_run() -> None:
         (("executor=simulated", "hardware=l4", "framework=sglang"), True),
         (("executor=simulated", "hardware=l4", "kv.eviction=lfu"), True),
         (("executor=simulated", "hardware=l4", "kv.ttl_s=60"), True),
+        (("executor=simulated", "hardware=l4", "kv.prefix_sharing=false"), True),
         (("executor=simulated", "hardware=l4", "kv.merge_equal=true"), True),
     ],
 )

@@ -71,6 +71,7 @@ def _default(name: str, *, _root_: DictConfig) -> Any:
     is_own = name in ("order", "reserve_output", "conservativeness") and scheduler.policy == "static"
     is_own |= name == "reserve_prompt" and (scheduler.policy == "static" or scheduler.reserve_output is True)
     is_own |= name == "conservativeness" and scheduler.reserve_output is not True  # of nothing
+    is_own |= name in ("partial_reuse", "merge_equal") and not _root_.kv.prefix_sharing  # of what is not there
     is_own |= name == "merge_equal" and not _may_keep_equal(_root_.kv)
     is_own |= name == "aging_s" and scheduler.order != "priority"  # frameworks have none of the others that age
     if is_own:
