@@ -249,11 +249,11 @@ _EIGHT = ("executor.tensor_parallel=8", "executor.timing=roofline")
 
 
 def test_a_plan_and_a_run_name_what_keeps_the_states() -> None:
-    run = composed(*NANO, "executor.timing=roofline")
+    run = composed(*NANO, "executor.timing=roofline", "framework.version=0.25.1", "kv.prefix_sharing=true")
     plan = plan_run(run)
     assert plan.timing is not None
     said = " ".join(remarks_on_devices(plan, plan.timing))
-    assert "Mamba-2 of nemotron3_nano_30b_a3b: a step of a prompt holds a state" in said
+    assert "Mamba-2 of nemotron3_nano_30b_a3b: vLLM 0.25.1 finds no prefixes" in said
     assert "linear attention" not in said
     assert plan_capacity(run, device="cuda", lengths=[256]).model.states_called == "Mamba-2"
 

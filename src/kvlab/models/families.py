@@ -104,7 +104,7 @@ def _read(values: Mapping[str, Any], implementation: str, simulated: bool) -> De
     """kvlab's decoder of a family that it knows, else transformers'; or the one that is asked for."""
     if simulated and values.get("model_type") in SPARSE:
         return read_sparse(values)
-    if (family := values.get("model_type")) in STATES:
+    if isinstance(family := values.get("model_type"), str) and family in STATES:
         text = f"has layers with {STATES[family]}, which simulated devices alone have"
         raise ConfigError("model_type", family, f"{text}; set hardware=, as hardware=h100_sxm")
     if implementation == "kvlab" or (implementation == "auto" and values.get("model_type") in FAMILIES):
