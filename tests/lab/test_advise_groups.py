@@ -149,3 +149,19 @@ def test_groups_of_a_file_are_those_of_the_command_line(tmp_path: Path) -> None:
 def test_a_list_is_typed_with_the_fewest_quotes(value: list[object], word: str) -> None:
     assert as_word("x", value) == word
     assert OverridesParser.create().parse_override(word).value() == value
+
+
+@pytest.mark.parametrize(
+    ("today", "change"),
+    [
+        ((), {"kv.quota": 0.5}),
+        ((), {"kv.eviction": "lfu"}),
+        (("kv.eviction=lfu",), {"kv.eviction": "lru"}),
+        (("kv.merge_equal=true",), {"kv.eviction": "lfu"}),
+        (("framework=sglang",), {"kv.eviction": "lfu"}),
+    ],
+)
+def test_equal_blocks_stay_where_the_command_keeps_them(today: tuple[str, ...], change: dict[str, Any]) -> None:
+    config, words, _ = compose_today(AdviseSettings(), ["hardware=h100_sxm", *today])
+    command = compose_run(*words, *(f"{key}={value}" for key, value in change.items()))
+    assert _served(changed(config, change)) == _served(command)

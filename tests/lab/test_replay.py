@@ -22,6 +22,7 @@ from kvlab.errors import CapacityError, ConfigError, OutOfBlocksError
 from kvlab.hashed_prompt import HashedPrompt, TokenIds
 from kvlab.kv.eviction import EVICTION_POLICIES
 from kvlab.kv.pools.paged import PagedKVCachePool
+from kvlab.lab.figures.hit_rates import hit_rate_figure
 from kvlab.lab.prefix_replay import replay as replays
 from kvlab.lab.prefix_replay.curves import replay_curves, show_curves
 from kvlab.lab.prefix_replay.replay import BELADY, replay
@@ -214,6 +215,11 @@ class TestCurves:
         printed = capsys.readouterr().out
         assert all(name in printed for name in (*POLICIES, "best / belady"))
         assert "\u2026" not in printed
+
+    def test_prompts_shorter_than_a_block_are_drawn(self) -> None:
+        traffic = read_traffic([request(0, [1] * (SIZE - 1))], SIZE)
+        (_, below) = hit_rate_figure(replay_curves(traffic, "mine", ["lru"])).axes
+        assert "no block comes again" in [text.get_text() for text in below.texts]
 
     def test_a_pool_that_is_too_small_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"kv.num_blocks=3: .* takes 7 blocks of 4 tokens; kv.num_blocks=7"):

@@ -101,7 +101,8 @@ class GroupMachine:
 
     def fork(self, slot: int) -> None:
         held, rerun = self.model[slot], self.random.random() < 0.5
-        if self.states:  # of which the last token cannot be taken back
+        rerun &= not self.states
+        if self.states == 1:
             return
         if held.computed < len(held.tokens) or (rerun and not held.computed):
             return

@@ -188,6 +188,17 @@ class TestPoolOfGroups:
         assert held(pool, again) == [10, 2]
         assert not pool.audit()
 
+    @pytest.mark.parametrize("states", [2, 3])
+    def test_a_copied_state_fills_its_block_as_the_other_does(self, states: int) -> None:
+        pool = pool_of((FULL, LayerGroup((1,), 2, states)))
+        slot = pool.allocate_slot(token_ids=list(range(4)))
+        compute(pool, slot, 4)
+        pool.fork_slot(slot, list(range(4)))
+        assert pool.stats().tokens_stored == 4 + 16
+        compute(pool, slot, 1)
+        assert pool.counters().cow_copies == 2
+        assert pool.stats().tokens_stored == (4 + 16) + (5 + 16)
+
     def test_a_fork_shares_every_group_and_copies_what_it_writes(self) -> None:
         pool = pool_of((FULL, WINDOW))
         slot = pool.allocate_slot(token_ids=list(range(120)))

@@ -79,10 +79,10 @@ class BlockLedger:
         (own,) = self.allocator.allocate(1, slot)
         if self.storage is not None:
             self.storage.copy_blocks([shared], [own])
+        held = self.occupancy.held(shared)
         self._replace(slot, entry, own)
-        size = self.tables.block_size
         self.occupancy.clear([own])
-        self.occupancy.fill(own, min(int(self.tables.stored[slot]) - entry * size, size))
+        self.occupancy.fill(own, held)
 
     def copy_part(self, slot: int, entry: int, source: int, tokens: int) -> bool:
         """A slot's own block, the first that it has to compute, has the first `tokens` of another's; False if they

@@ -128,7 +128,7 @@ class StepPreparation:
             copies = group.copies.find(rows.tolist(), after.tolist()) if group.copies else []
             plans.append((group, wanted, copies))
         self._make_room(rows, plans)
-        held = [group.tables.counts[rows] for group in self._groups]
+        held = [] if proposed is None else [group.tables.counts[rows] for group in self._groups]
         for group, wanted, copies in plans:
             for slot, entry in copies:
                 group.copies.copy(slot, entry)

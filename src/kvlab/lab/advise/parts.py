@@ -9,6 +9,7 @@ from kvlab.config.groups import OWN_KEYS, with_settings
 from kvlab.planning.devices import usual_server
 
 _KEY = "fleet.groups.{}.{}"  # of the group with that number, as on a command line
+_EQUAL = "kv.merge_equal"
 _SHARE, _BLOCK, _UNIT = "executor.memory_utilization", "kv.block_size", "scheduler.chunk_unit"
 _OF_BATCHES = "order", "reserve_prompt", "reserve_output", "conservativeness"  # which static batches have as kvlab
 
@@ -61,7 +62,7 @@ def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """
     of_groups = [_KEY.format(number, "") for number in range(len(config.fleet.groups))]
     others = {key: value for key, value in settings.items() if not key.startswith(tuple(of_groups))}
-    other = _with_usual(config, with_settings(config, others), others)
+    other = _with_usual(config, _with_equal(config, others), others)
     groups = []
     for group, prefix in zip(config.fleet.groups, of_groups, strict=True):
         given = {key.removeprefix(prefix): settings[key] for key in settings if key.startswith(prefix)}
@@ -77,6 +78,19 @@ def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in OWN_KEYS}
+
+
+def _with_equal(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other settings, and with equal blocks kept or merged as the simulated server does with
+    these, unless today's are not as it has them.
+    """
+    usual, kv = usual_server(config), config.kv
+    is_own = usual is None or usual.merge_equal or _EQUAL in settings
+    if is_own or kv.merge_equal == kv.may_keep_equal(kv.eviction, kv.retention):
+        return with_settings(config, settings)
+    merged = with_settings(config, {**settings, _EQUAL: True})
+    may_keep = merged.kv.may_keep_equal(merged.kv.eviction, merged.kv.retention)
+    return with_settings(merged, {_EQUAL: not may_keep})
 
 
 def _with_usual(config: RunConfig, other: RunConfig, given: Mapping[str, Any]) -> RunConfig:

@@ -48,7 +48,7 @@ def _draw_distances(axes: Axes, curves: ReplayCurves) -> None:
     new = 100 * reuse.first / max(looked_up, 1)
     title = f"{new:.0f} % of prompts' blocks are new, the others are found in a pool of"
     style.title(axes, title, "with lru: one more than the other blocks used in between; dashed: the sizes above")
-    if not reuse.blocks:
+    if not sum(reuse.blocks):
         style.nothing(axes, "no block comes again")
         return
     axes.set(xlabel="blocks (reuse distance + 1)", ylabel="% of prompts' blocks")
