@@ -56,7 +56,8 @@ class KVConfig:
         if self.memory is not None and parse_bytes(self.memory, key="kv.memory") == 0:
             raise ConfigError("kv.memory", self.memory, "must be more than 0 bytes")
         if not self.merge_equal and not self.may_keep_equal(self.eviction, self.retention):
-            text = f"is for kv.eviction=lru without {', '.join(self.retention) or 'others'}; leave it true"
+            other = ", ".join([*self.retention] if self.eviction == "lru" else [f"kv.eviction={self.eviction}"])
+            text = f"is for kv.eviction=lru without pins, times to live and quotas; here is {other}; leave it true"
             raise ConfigError("kv.merge_equal", False, text)
         self._check_offload()
         self._check_retention()

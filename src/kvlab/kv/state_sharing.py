@@ -25,7 +25,8 @@ class StateSharing(PrefixSharing):
         self._kept.pop(slot, None)
 
     def droppable_entries(self, slot: int, first: int) -> int:
-        return self._before_pending(slot, min(first, self._slots[slot].computed))
+        state = self._slots[slot]  # of whose blocks those are needed that are yet to be published
+        return self._before_pending(slot, min(first, state.computed) if state.known else first)
 
     def _extend(self, slot: int, length: int, last: int, new: dict[int, Prefix]) -> None:
         state, size, entries = self._slots[slot], self._tables.block_size, self._tables.entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 from kvlab.config import SchedulerConfig
@@ -14,7 +15,7 @@ from kvlab.engine.step_plan import Chunk
 class StateKeeping(NamedTuple):
     """Where states of prompts are kept for others to find."""
 
-    block_size: int  # at the end of a block of so many tokens
+    block_size: int  # tokens of a block, at the end of which one is kept
     within_steps: bool = False  # kernels write the last of a prompt in the middle of its last step
 
 
@@ -30,10 +31,12 @@ class StateScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig, keeping: StateKeeping) -> None:
         super().__init__(config)
         self._size, self._within_steps = keeping
+        self._common = self.common_tokens  # asked once for a sequence in a step
         self._forks: dict[Sequence, int] = {}  # tokens after which others went on differently
 
     def begin_step(self, now: float, cached_tokens: Callable[[Sequence], int] = lambda sequence: 0) -> None:
         super().begin_step(now, cached_tokens)
+        self._common = cache(self.common_tokens)
         self._forks = {sequence: end for sequence, end in self._forks.items() if sequence in self._prefilling}
 
     def fits_step(self, sequence: Sequence, budget: int) -> bool:
@@ -41,7 +44,7 @@ class StateScheduler(Scheduler):
 
     def first_chunk(self, sequence: Sequence, budget: int) -> int:
         found = 0 if sequence.spec.scores_prompt else self._state.cached_tokens(sequence)
-        common = 0 if sequence.spec.scores_prompt else self.common_tokens(sequence)
+        common = 0 if sequence.spec.scores_prompt else self._common(sequence)
         self._forks.pop(sequence, None)
         if common > found:
             self._forks[sequence] = common
