@@ -46,6 +46,14 @@ def test_written_out(text: str, expected: str | None) -> None:
         ),
         (["--model", "qwen3_8b"], "option=--model: is no option; write model=qwen3_8b"),
         (["--max-num-seqs=4"], "option=--max-num-seqs: is no option; write scheduler.max_batch_size=4"),
+        (
+            shlex.split(
+                "sglang serve --model-path org/name --tp 2 --chunked-prefill-size -1 --disable-radix-cache"
+            ),
+            "option=--model-path: is no option; write model=org/name executor.tensor_parallel=2 "
+            "kv.prefix_sharing=false framework=sglang hardware=NAME; "
+            "there is no setting for --chunked-prefill-size (prompts are always computed in chunks)",
+        ),
         (["-tp", "2", "model=qwen3_8b"], "option=-tp: is no option; write executor.tensor_parallel=2"),
         (
             shlex.split(

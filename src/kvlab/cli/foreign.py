@@ -21,6 +21,7 @@ _HERE = {  # options that are more, or less, than a setting with their value
     "enable_expert_parallel": "executor.expert_parallel=N, as many as devices",
 }
 _VALUES = {("kv_cache_dtype", "fp8"): "fp8_e4m3"}
+_NO_VALUES = {("chunked_prefill_size", "-1"): "prompts are always computed in chunks"}
 _NOT_HERE = {  # why others are none
     "async_scheduling": "that of the framework's version is simulated",
     "enable_chunked_prefill": "prompts are always computed in chunks",
@@ -44,15 +45,17 @@ def translated(words: Sequence[str]) -> str:
     """How such a command line is written here, in words; what has no setting behind it."""
     settings, nothing = list[str](), list[str]()
     for name, value in _options(words):
-        here = _HERE.get(name)
-        if here is None and name not in (*_NOT_HERE, *_OF_SERVERS):
+        here, why = _HERE.get(name), _NO_VALUES.get((name, value or ""), _NOT_HERE.get(name))
+        if here is None and why is None and name not in _OF_SERVERS:
             here = _setting(name, value)
         if here is None:
-            why = _NOT_HERE.get(name)
             nothing.append(f"--{name.replace('_', '-')}" + (f" ({why})" if why else ""))
         else:
             settings.append(here)
-    if "serve" in words and not any(word.startswith("hardware=") for word in words):
+    is_sglangs = any(word.startswith("sglang") for word in words)
+    if is_sglangs:
+        settings.append("framework=sglang")
+    if (is_sglangs or "serve" in words) and not any(word.startswith("hardware=") for word in words):
         settings.append("hardware=NAME")
     said = f"write {' '.join(settings)}" if settings else ""
     lacking = f"there is no setting for {', '.join(nothing)}" if nothing else ""
@@ -70,7 +73,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             name, equals, value = word.lstrip("-").partition("=")
             name = name.replace("-", "_")
             is_switch = name.startswith(_SWITCHES) or name in _OTHERS
-            if not equals and not is_switch and left and not left[0].startswith("-"):
+            if not equals and not is_switch and left and (left[0][:1] != "-" or left[0][1:].isdigit()):
                 value = left.pop(0)
             yield name, value or None
 
