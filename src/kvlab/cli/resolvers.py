@@ -98,9 +98,8 @@ def _may_keep_equal(kv: DictConfig) -> bool:
 def _kind(name: str) -> type:
     """The part of a configuration that has such a setting."""
     kinds: dict[str, type] = {"max_seq_len": ModelConfig, "memory_utilization": ExecutorConfig}
-    return (kinds | dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)).get(
-        name, SchedulerConfig
-    )
+    kinds |= dict.fromkeys(("block_size", "partial_reuse", "merge_equal"), KVConfig)
+    return kinds.get(name, SchedulerConfig)
 
 
 def _state_block(root: DictConfig) -> int | None:

@@ -9,8 +9,6 @@ from kvlab.config.values import parse_bytes
 _MIB = 2**20
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")  # of data centres
 _GB10 = "gb10"  # whose memory is that of a large device, and whose arithmetic is not
-
-
 _WRITES_STATES = {True: (0, 33), False: (0, 32)}  # vLLM's version since which FlashInfer's kernels, and its own, do
 _FLASHINFER_GDN = ("h100", "h200", "h20_", *_BLACKWELL, _GB10, "rtx_50", "rtx_pro_6000")  # where the former run
 
